@@ -3,33 +3,34 @@
 Xiang et al., "Aegaeon: Effective GPU Pooling for Concurrent LLM Serving on the Market", SOSP 2025; artifact:
 MachineLearningSystem/25SOSP-Aegaeon 1c3b110. An instance is a GPU, or a tensor-parallel group, that holds one model.
 
-    d, t_k  target time between tokens (the model's TPOT SLO; 100 ms where it has none); a decode step of batch k
+    d, t_k  target time between tokens (the model's TPOT SLO, or 100 ms); seconds of a decode step of batch k
     n_k     d / t_k: how much faster than its target batch k decodes
-    c       seconds to switch to each model of a round once
+    c       seconds to switch once to each model of a round
     alpha   1 / (share of tokens that a round can have in time): max(c / (min n QMAX) + sum 1 / n, ALPHA)
-    q_k     turn of batch k: c / (n_k (alpha - sum 1 / n_k)), QMAX (`qmax_s`) at most; the slower a batch, the longer
+    q_k     turn of batch k: c / (n_k (alpha - sum 1 / n_k)), at most QMAX (`qmax_s`); slower batches have longer turns
 
-Alg. 1: a prompt joins a group (`group` prompts of a model, prefilled one by one, first come first served) with room;
-else it opens one at the end of the queue of the least loaded instance: by estimated seconds of prefill and switches, or
-(`load=requests`) by prompts. `refill`: prefilled prompts make room. `prefill`: share of instances that prefill.
-Alg. 2: its KV goes to host memory and the request to a decode batch of its model that has room for it, else to the
-decode instance with fewest batches. A round gives each batch a turn, batches of one model side by side.
-Both look only at the node of a model: model k lives on node k mod nodes (the code's llm.py), so its batches stay whole.
+Algorithm 1: a group is up to `group` prompts of one model, prefilled one by one, first come first served. A prompt
+joins a group of its model with room. If there is none, it opens one at the end of the queue of the least loaded
+instance: the one with fewest estimated seconds of prefill and switches or, with `load=requests`, fewest prompts. With
+`refill`, prefilled prompts make room in their group. `prefill` is the share of instances that prefill.
+Algorithm 2: a prefilled request's KV goes to host memory. The request joins a decode batch of its model with room, or a
+new one on the decode instance with fewest batches. A round gives each batch a turn, batches of one model side by side.
+Both use only one node for a model: model k lives on node k mod nodes (the code's llm.py). So its batches stay whole.
 
-A switch is one answer (`begin`). Its parts, and what of the paper they stand for:
-    way       host: component reuse, and weights from pinned memory into a buffer of its own (explicit memory
-              management); naive: reuse alone, with an engine's usual loader; reinit: the engine starts anew
-    sync      fine-grained KV synchronisation: KV in, KV out and weights overlap, and a batch starts with its first
-              request that is there; without it the stages wait for each other
+A switch is one answer (`begin`). Its parts, and what they stand for in the paper:
+    way       host: engine components are reused, and weights come from pinned memory into a buffer of their own
+              (explicit memory management); naive: only reuse, with an engine's usual loader; reinit: a new engine
+    sync      fine-grained KV synchronisation: KV out, KV in and weights overlap, and a batch starts once its first
+              request is there; without it, each stage waits for the one before
     prefetch  the next model's weights come while this one runs, if both and this one's KV fit; needs `sync`
-`estimate`: c by the profile, or the code's, bytes at 15 % of PCIe. `order`: split; or each instance does both, and
-prefill or decode goes first: the paper's unified baselines, of which it says no more. Under decode all groups that wait
-are prefilled once nothing is left to decode.
+`estimate`: c comes from the profile or, as in the code, from bytes at 15 % of PCIe. `order`: split; or each instance
+does both, and prefill or decode goes first. These are the paper's unified baselines, of which it says no more. With
+decode first, all waiting groups are prefilled once nothing is left to decode.
 
-Ours: one model in a round has no switch, so turns of QMAX. Where each instance does both, a prompt goes to one that has
-its model to do, else to the one with fewest models. The code's guess of step times leaves the sequences' term out (it
-passes a batch of -1): not repeated here. A turn that could do nothing sends all KV to the host and starts from there;
-with no KV to send away, it is tried again after the shortest switch.
+Ours: a round of one model has no switch, so its turns are QMAX. Where each instance does both, a prompt goes to one
+that has work for its model, else to the one with fewest models. The code's estimate of step times ignores the number of
+sequences (it passes a batch of -1); this is not repeated. After a turn that could do nothing, all KV goes to the host.
+If there was no KV to send, the turn is tried again after the time of the shortest switch.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ PCIE = {"h800": 64 * GIB}  # bytes/s of utils.py, pcie_bandwidth_in_bytes, 15 % 
 
 
 def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
-    """Return the seconds of each batch's turn in a round; all are `qmax_s` if no model is switched (c = 0)."""
+    """Return the seconds of each batch's turn in a round, q_k; without switches (c = 0) every turn is `qmax_s`."""
     if c <= 0.0:
         return [qmax_s] * len(n)
     total = sum(1 / k for k in n)
@@ -69,9 +70,9 @@ def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
 def phases(cluster: Cluster, work: Mapping[str, float], share: float | None) -> Iterator[tuple[Gpus, bool, bool]]:
     """Yield each instance's GPUs, whether it prefills, and whether it decodes.
 
-    Without a `share` every instance does both. Else, of each size and node, the first `share` of the instances prefill
-    and the others decode, at least one each. If some node has a single instance of a size, that size is split over all
-    nodes together. Raises Infeasible if there is only one instance of the largest size.
+    Without a `share` every instance does both. Otherwise, among the instances of each size on each node, the first
+    `share` prefill and the others decode, at least one each. If some node has a single instance of a size, that size is
+    split over all nodes together. Raises Infeasible if there is only one instance of the largest size.
     """
     cut = instances(cluster, work, 1 if share is None else 2)
     if share is None:
@@ -131,27 +132,27 @@ class Instance(Slot):
         self.host = Host(self.node)
 
     def out(self, stay: Container[Batch] = ()) -> list[Action]:
-        """Return moves to host memory for the KV of all batches on the GPUs except `stay`, and note its departure."""
+        """Return moves to host memory for the KV of all batches on the GPUs except `stay`, and record that it left."""
         gone = [batch for batch in self.home if batch not in stay]
         for batch in gone:
             del self.home[batch]
         return [Move(batch, self.host) for batch in gone]
 
     def take(self, rid: int, batch: Batch, view: View) -> list[Action]:
-        """Return the moves that bring a request's KV cache to its batch: to host memory or, through it, to the GPUs."""
+        """Return the moves that bring a request's KV to its batch's KV: to host memory or, through it, to the GPUs."""
         now = view.request(rid).home
         path = (self.host, batch.inst.place) if batch in self.home else (self.host,)
         return [Move(rid, place) for place in path if place != now] if now != path[-1] else []
 
     def advance(self) -> Iterator[Action]:
-        """Yield the actions of a switch's next stages, up to the first stage that has to be waited for."""
+        """Yield the actions of a switch's next stages, up to and including the first that takes time."""
         while self.stages and not self.waits:
             stage = self.stages.popleft()
             self.waits = [a for a in stage if isinstance(a, Move | Load)]
             yield from stage
 
     def done(self, action: Action) -> Iterator[Action]:
-        """Note that an action of some instance has ended, and continue a switch here that was waiting for it."""
+        """Note that an action has ended, and continue this instance's switch if it was waiting for it."""
         if action in self.waits:
             self.waits.remove(action)
             yield from self.advance()
@@ -235,7 +236,7 @@ class Aegaeon:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Handle requests that arrive, pass from prefill to decode and finish; begin the next turn where one ends."""
+        """Handle requests that arrive, end their prefill or finish; begin the next turn when one ends."""
         match event:
             case Arrived(request):
                 return self.join(request.id, request.model, request.prompt_tokens, view)
@@ -255,7 +256,7 @@ class Aegaeon:
         return ()
 
     def batch(self, x: Instance, m: str, others: Iterable[Group | Work], first: int = 0) -> Batch:
-        """Return a batch of model m on an instance, with the first free tag of first, first + 2, first + 4 ...
+        """Return a new batch of model m on an instance, with the first free tag of first, first + 2, first + 4 ...
 
         A tag is free if no batch of `others` has it on that instance.
         """
@@ -285,10 +286,10 @@ class Aegaeon:
             yield Run(x.job.batch, "decode", steps=0)
 
     def busy(self, x: Instance, m: str) -> float:
-        """Return the load of an instance, by which a new group for model m chooses one.
+        """Return the load of an instance; a new group for model m goes to the instance with the least.
 
-        With order=split this is its seconds of prefill and switches or, with load=requests, its number of prompts.
-        Otherwise it is 0 if the instance has work of model m, else 1 + the number of its models.
+        With order=split it is the instance's seconds of prefill and switches or, with load=requests, its number of
+        prompts. Otherwise it is 0 if the instance has work for model m, else 1 + the number of its models.
         """
         if self.order != "split":
             models = {g.batch.inst.model for g in x.groups} | {w.batch.inst.model for w in x.works}
@@ -305,7 +306,7 @@ class Aegaeon:
         return prefill_s + switch_s
 
     def leave(self, rid: int) -> None:
-        """Remove a request from its group or batch, and close that group or batch if it is empty and has no turn."""
+        """Remove a request from its group or batch; close the group or batch if it is empty and it is not its turn."""
         job = self.where.pop(rid, None)
         if job is None:
             return
@@ -364,7 +365,7 @@ class Aegaeon:
         return w
 
     def fits(self, w: Work, tokens: int) -> bool:
-        """Tell whether a batch still fits in KV memory with one more request of `tokens` tokens."""
+        """Tell whether a batch with one more request, of `tokens` tokens, would still fit in KV memory."""
         return w.ctx + tokens + LOOKAHEAD * (len(w.rids) + 1) <= self.room[w.batch.inst.model]
 
     def begin_round(self, x: Instance, view: View) -> Iterator[Action]:
@@ -387,7 +388,7 @@ class Aegaeon:
         x.round.extend(x.works)
 
     def reform(self, x: Instance, view: View) -> Iterator[Action]:
-        """Reassign requests, first come first served, each to its model's first batch that has room."""
+        """Reassign all decoding requests, first come first served, each to its model's first batch that has room."""
         members = sorted((rid, w.batch) for w in x.works for rid in w.rids)
         for w in x.works:
             w.rids, w.ctx = {}, 0
@@ -405,7 +406,7 @@ class Aegaeon:
     # ------------------------------------------------------------ turns
 
     def ended(self, turn: TurnEnded, view: View) -> Iterator[Action]:
-        """End a turn and begin the next one. If the turn could do nothing, all KV goes to host memory first."""
+        """End a turn and begin the next one. If the turn could do nothing, first move all KV to host memory."""
         assert isinstance(turn.batch.inst.place, tuple)
         x = self.on_gpu[turn.batch.inst.place[0]]
         job = x.job
@@ -446,7 +447,7 @@ class Aegaeon:
             yield from self.begin(x, x.job)
 
     def begin(self, x: Instance, job: Group | Work) -> Iterator[Action]:
-        """Switch to a turn: other KV out, weights out and in, its own KV in, run; then prefetch the next weights.
+        """Switch to a turn: move other KV out, swap weights, move its own KV in, run, then prefetch the next weights.
 
         Before a prefill, decode batches of the same model keep their KV on the GPUs.
         """
@@ -471,9 +472,9 @@ class Aegaeon:
             yield from x.fetch(m, self.way)
 
     def ahead(self, x: Instance, job: Group | Work) -> tuple[str, ...]:
-        """Return the model to prefetch during a turn, as a tuple of at most one name.
+        """Return the model whose weights are prefetched during a turn, as a tuple of at most one name.
 
-        This is the next model, if its weights fit beside the weights and KV cache of this turn's model.
+        It is the next other model, if its weights fit beside the weights and KV of this turn's model.
         """
         if not (self.prefetch and self.sync):
             return ()
@@ -489,7 +490,7 @@ class Aegaeon:
         return (after,) if weights + kv <= self.cluster.gpus[x.gpus[0]].mem_bytes else ()
 
     def lost(self, rid: int, view: View) -> Iterator[Action]:
-        """Prefill a request again whose KV cache was discarded: its prompt and the output so far."""
+        """Prefill a request again after its KV was discarded; its output so far becomes part of the prompt."""
         w = self.where.get(rid)
         if isinstance(w, Work):
             self.leave(rid)

@@ -1,31 +1,32 @@
-"""AlpaServe: copies of models on groups of GPUs, placed by what forecast arrivals would meet there.
+"""AlpaServe: copies of models on groups of GPUs, placed where simulated arrivals meet their SLOs best.
 
-Li et al., "AlpaServe: Statistical Multiplexing with Model Parallelism for Deep Learning Serving", OSDI 2023,
-section 4.2; its code alpa-projects/mms 01f3976 (alpa_serve/placement_policy, base_policy.py 0c51fc6;
+Li et al., "AlpaServe: Statistical Multiplexing with Model Parallelism for Deep Learning Serving", OSDI 2023, section
+4.2; its code alpa-projects/mms 01f3976 (alpa_serve/placement_policy, base_policy.py 0c51fc6;
 alpa_serve/simulator/controller.py 0273baa).
 
     g     a group of GPUs: a tensor-parallel group, which serves every model that has a copy on it
     S     a selection: which models have a copy on each group
-    k     selections that are kept after each copy (replica_placement_beam_search, `beam_size`: 3)
+    k     number of selections that are kept after each step (replica_placement_beam_search, `beam_size`: 3)
     W     a workload drawn from the forecast: Poisson arrivals of every model, `samples` in all
-    t_g   when group g has done what was given to it (simulate_requests, `group_clocks`)
+    t_g   time at which group g has finished all that was sent to it (simulate_requests, `group_clocks`)
 
-Algorithm 1 (`select`): from no copies on, each of the k best selections gets one more copy wherever one has room, and
-the best k of these are kept, until none has room or none could be better; the best one seen is the answer. It is scored
-by a queue a group: a request goes to the copy whose group is free first, and is good if its first token comes by its
-TTFT SLO; the score is the share of good ones, less a ten-thousandth of their mean seconds. Algorithm 2 (`place`):
-Algorithm 1 for each size of groups that all models are served at; else each model has groups of its own degree.
+Algorithm 1 (`select`) starts without copies. At each step, each of the k best selections gets one more copy, at every
+place with room, and the best k of the results are kept. It ends when nothing has room or nothing could be better, and
+returns the best selection seen. A selection is scored by simulating one queue a group: a request goes to the copy whose
+group is free first, and is good if its first token comes within its TTFT SLO. The score is the share of good requests,
+less a ten-thousandth of their mean seconds. Algorithm 2 (`place`) runs Algorithm 1 for each group size at which all
+models are served. If there is no such size, each model has groups of its own degree.
 
-`search=fast` is the heuristic for many models (section 4.2; replica_placement_fast_greedy, d8c0079): one selection
-grows. The group that served fewest gets a copy of the model that has the most requests that are not good.
+`search=fast` is the heuristic for many models (section 4.2; replica_placement_fast_greedy, d8c0079): only one selection
+grows. The group that served fewest requests gets a copy of the model that has the most requests that are not good.
 
-A request goes to the copy whose group has the fewest requests (`select_group_id`), and is given up where its first
-token would come too late (`handle_request`), by the same reckoning: `late=serve` keeps it.
+A request goes to the copy whose group has the fewest requests (`select_group_id`). It is dropped if its first token
+would come too late by the same estimate (`handle_request`); `late=serve` keeps it.
 
-Not repeated: pipeline stages, which no engine here has, so that groups are tensor-parallel; one batch at a time, for
-engines batch continuously, so that a request keeps its group as long as its tokens take in a full batch; the bonus of a
-millionth a copy, since copies take KV memory here: one that gains less is not made. W has a coefficient of variation of
-1, which a forecast does not state.
+Not repeated here: pipeline stages, which no engine here has, so groups are tensor-parallel. Nor one batch at a time:
+engines here batch continuously, so a request occupies its group as long as its tokens take in a full batch. Nor the
+bonus of a millionth for each copy: copies take KV memory here, so one that gains less is not made. W has a coefficient
+of variation of 1, because a forecast does not state one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ MOST = 1.5e9  # requests in queues that a beam search may simulate: 40 s on an x
 
 @dataclass(slots=True)
 class AlpaServe:
-    """A policy in which each group of GPUs serves the models with a copy on it, first come first served."""
+    """A policy that places copies of models on groups of GPUs; each group serves first come first served."""
 
     cluster: Cluster
     k: int = number(3, 1, 16)
@@ -122,14 +123,14 @@ class AlpaServe:
         return self.cluster.profile.prefill_s(Inst(m, self.groups[g]), tokens)
 
     def held_s(self, m: str, group: Gpus) -> float:
-        """Return the seconds for which a request of a model keeps a group, by the forecast; 0 without a forecast."""
+        """Return the seconds for which a model's request occupies a group, by the forecast; 0 without a forecast."""
         plan = self.cluster.plan.get(m)
         return busy(self.cluster, m, group) / plan.rate_rps if plan and plan.rate_rps > 0 else 0.0
 
     # ------------------------------------------------------------ where copies go
 
     def place(self) -> tuple[list[Gpus], Selection]:
-        """Return the groups of the best size, and the best selection for them (Algorithm 2)."""
+        """Return the groups of the best size, and the best selection of copies on them (Algorithm 2)."""
         models, gpus = self.cluster.models, self.cluster.gpus
         sizes = set.intersection(*(set(model.degrees) for model in models.values()))
         nodes = [sum(gpu.node == node for gpu in gpus) for node in sorted({gpu.node for gpu in gpus})]
@@ -144,7 +145,10 @@ class AlpaServe:
         return cut, S
 
     def select(self, groups: list[Gpus]) -> tuple[float, Selection]:
-        """Return the best score found for these groups, and its selection (Algorithm 1)."""
+        """Return the best score that the beam search finds for these groups, and its selection (Algorithm 1).
+
+        Raises Unsupported if the search would simulate more than MOST requests.
+        """
         need, room, W = *self.sizes(groups), self.workload(groups)
         kept = [np.zeros(need.shape, bool)]  # which models have a copy on which groups
         best, most, work = (0.0, kept[0]), W.most(), 0
@@ -171,7 +175,7 @@ class AlpaServe:
         return best[0], by_group(best[1])
 
     def select_fast(self, groups: list[Gpus]) -> tuple[float, Selection]:
-        """Return the best score among the selections that the heuristic passes through, and that selection."""
+        """Return the best score among the selections that the fast heuristic passes through, and that selection."""
         need, room, W = *self.sizes(groups), self.workload(groups)
         S = np.zeros(need.shape, bool)
         best, most, free = (0.0, S), W.most(), room.copy()
@@ -188,15 +192,18 @@ class AlpaServe:
             free[g] -= need[i, g]
 
     def sizes(self, groups: list[Gpus]) -> tuple[Bytes, Bytes]:
-        """Return the bytes that each model needs on each GPU of each group, and the bytes that the group's GPUs have.
+        """Return the bytes that each model needs on each GPU of each group, and the bytes that a GPU of each group has.
 
-        The shapes are (models, groups) and (groups,). A group's smallest GPU counts.
+        The shapes are (models, groups) and (groups,). In each group, the GPU with least memory counts.
         """
         need = [[self.need(i, len(group)) for group in groups] for i in range(len(self.cluster.models))]
         return np.array(need), np.array([min(float(self.cluster.gpus[g].mem_bytes) for g in group) for group in groups])
 
     def need(self, i: int, degree: int) -> float:
-        """Return the bytes on each GPU of a copy with one longest request; infinite if the degree is not served."""
+        """Return the bytes that a copy of model i, with one longest request, needs on each of `degree` GPUs.
+
+        They are infinite if the model is not served at that degree.
+        """
         model = list(self.cluster.models.values())[i]
         if degree not in model.degrees:
             return math.inf
@@ -204,7 +211,7 @@ class AlpaServe:
         return footprint(model, elastic=True) + one_request(model)
 
     def workload(self, groups: list[Gpus]) -> Workload:
-        """Return the workload W, drawn from the forecast, with each model's seconds on each group.
+        """Return a workload drawn from the forecast, with the seconds of each model's requests on each group.
 
         The seconds are infinite if the model is not served at the group's degree.
         """
@@ -226,7 +233,7 @@ class AlpaServe:
 
 
 def with_copy(S: Copies, i: int, g: int) -> Copies:
-    """Return a selection with one more copy, of model i on group g."""
+    """Return a selection that also has a copy of model i on group g."""
     S = S.copy()
     S[i, g] = True
     return S
@@ -258,7 +265,7 @@ class Workload:
         held_s: np.ndarray[tuple[int, int], np.dtype[np.float64]],
         slo_s: np.ndarray[tuple[int], np.dtype[np.float64]],
     ) -> Workload:
-        """Return a workload of `samples` Poisson arrivals, drawn by hashes of their numbers.
+        """Return a workload of `samples` Poisson arrivals; a hash of each arrival's number is its random number.
 
         If all rates are 0, it has no arrivals.
         """
@@ -271,13 +278,13 @@ class Workload:
         return Workload(arrival_s.tolist(), model.tolist(), first_s, held_s, slo_s)
 
     def most(self) -> float:
-        """Return an upper bound of all scores: the score if each request were alone on its model's fastest group."""
+        """Return an upper bound of all scores: the score if every request ran alone on its model's fastest group."""
         first_s: list[float] = [self.first_s[m].min().item() for m in self.model]
         met = [x for x, m in zip(first_s, self.model, strict=True) if x <= self.slo_s.item(m)]
         return (len(met) - 1e-4 * sum(met)) / max(1, len(self.model))
 
     def queues(self, S: Selection) -> tuple[float, list[int], list[int]]:
-        """Return a selection's score, the requests that miss their SLO by model, and those that meet it by group."""
+        """Return a selection's score, each model's requests that miss their SLO, and each group's that meet it."""
         homes: list[list[int]] = [[] for _ in self.slo_s]
         for g, here in enumerate(S):
             for m in here:
@@ -297,9 +304,9 @@ class Workload:
         return (sum(served) - 1e-4 * spent) / max(1, len(self.model)), late, served
 
     def scores(self, kept: Sequence[Copies], grown: Sequence[tuple[int, int, int]]) -> list[float]:
-        """Return the score of each selection in `grown`, which is a selection of `kept` with one more copy.
+        """Return the scores of many selections, each of which is a selection of `kept` with one more copy.
 
-        Each is given as (index in `kept`, model, group).
+        `grown` has them as (index in `kept`, model, group).
         """
         if not grown or not self.arrival_s:
             return [0.0] * len(grown)

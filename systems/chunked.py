@@ -1,9 +1,9 @@
-"""Chunked prefill (Sarathi-Serve): prompts go in pieces, so that no decode waits for a whole prompt.
+"""Chunked prefill (Sarathi-Serve): prompts are prefilled in pieces, so that no decode waits for a whole prompt.
 
 Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, section 4. Where
 several models share a GPU, all weights stay loaded, and all models draw KV from the free memory.
 
-    tau   token budget of a step: the decodes first, then a piece of the prompt at the head
+    tau   token budget of a step: first the decodes use it, then a piece of the first waiting prompt
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """A policy of stall-free batching with a budget of tau tokens a step."""
+    """A policy of stall-free batching, in which a step has a budget of tau tokens."""
 
     cluster: Cluster
     tau: int = number(512, 64, 8192)  # the paper's choice under a strict SLO (section 5.1)
@@ -42,7 +42,7 @@ class Chunked:
         object.__setattr__(self, "options", {"kv": kv_manager(self.kv, spread(self.cluster).values())})
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place, route and run every model at the start, and do nothing after that."""
+        """Load, route and run every model at the start, and do nothing after that."""
         if event != Woke("start"):
             return
         for m, place in spread(self.cluster, self.options["kv"] == "elastic").items():

@@ -1,20 +1,21 @@
 """KV memory before paging: the baselines of PagedAttention, each model on GPUs of its own as under `dedicated`.
 
-Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023
-(arXiv 2309.06180), section 6.1. Each request reserves one contiguous chunk of KV slots when it is let in:
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023 (arXiv
+2309.06180), section 6.1. Each request reserves one contiguous chunk of KV slots when it is admitted:
 
     P, O   tokens of its prompt and of its true output
     max    Orca (Max): the longest sequence that is served, 2,048 in the paper
-    pow2   Orca (Pow2): P + 2^ceil(log2 O), over-reserved by at most two; it goes by the true output, a bound
+    pow2   Orca (Pow2): P + 2^ceil(log2 O), at most twice the output; it needs the true output, so it is a bound
     oracle Orca (Oracle): P + O, also a bound
-    paged  vLLM: blocks as it grows
+    paged  vLLM: no chunk, but blocks as the request grows
 
 The chunk comes from a buddy allocator, as the paper has it for Orca. The engine has both, by option `kv`; its block is
 the smallest chunk.
 
-`joins=false` is FasterTransformer with the paper's scheduler before it: up to B of the earliest requests form a batch,
-and none joins until all of it has ended. B is as large as memory allows at the longest sequence. Here a request is
-returned, and its memory is free, at its own last token; FasterTransformer holds both until the batch has ended.
+`joins=false` is FasterTransformer with the paper's scheduler in front of it: up to B of the earliest requests form a
+batch, and no request joins until the whole batch has ended. B is as large as memory allows for the longest sequences.
+Here a request is returned, and its memory freed, at its own last token. FasterTransformer keeps both until the batch
+has ended.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Contiguous:
 
     @staticmethod
     def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
-        """Return the number of GPUs with which every model has its own, each model's GPUs being on one node."""
+        """Return the number of GPUs with which each model has GPUs for itself, within one node."""
         return gpus_apart(models, node_gpus)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
@@ -92,7 +93,7 @@ class Contiguous:
                 yield Admit(m, self.batch[m])
 
     def next_batch(self, m: str) -> Iterator[Action]:
-        """Form a batch of the earliest requests once all requests of the last batch have ended."""
+        """Once all requests of a model's last batch have ended, admit its earliest requests as the next batch."""
         if self.left[m]:
             return
         waiting = self.queue[m]
@@ -102,7 +103,7 @@ class Contiguous:
             yield Admit(rid, self.batch[m])
 
     def most(self, m: str) -> int:
-        """Return B, the number of chunks for the longest sequence that fit in the memory beside the weights."""
+        """Return B, the number of chunks for the longest sequence that fit in memory beside the weights."""
         model = self.cluster.models[m]
         blocks = -(-model.max_tokens * model.kv_token_bytes // model.page_bytes)
         chunk = 1 << (blocks - 1).bit_length()

@@ -1,7 +1,7 @@
-"""Dedicated serving: every model has its GPUs for itself. The base of every scaled SLO, and the cost to beat.
+"""Dedicated serving: every model has GPUs for itself. The base of every scaled SLO, and the cost to beat.
 
-It runs on as many GPUs as its models need, whatever the others are given; tables and figures say how many. Where GPUs
-are of several kinds, a model has those of the least memory that hold it with one longest request.
+It runs on as many GPUs as its models need, whatever number other systems get; tables and figures state the number.
+Where GPUs are of several kinds, a model gets those with the least memory that hold it with one longest request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Dedicated:
-    """A policy that gives each model, one after another, the next free GPUs for itself."""
+    """A policy that gives each model in turn the next free GPUs for itself."""
 
     cluster: Cluster
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
@@ -33,11 +33,11 @@ class Dedicated:
 
     @staticmethod
     def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
-        """Return the number of GPUs with which every model has its own, each model's GPUs being on one node."""
+        """Return the number of GPUs with which each model has GPUs for itself, within one node."""
         return gpus_apart(models, node_gpus)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Load and run every model on its own GPUs at the start; do nothing after."""
+        """Load, route and run every model on its own GPUs at the start, and do nothing after that."""
         if event != Woke("start"):
             return
         for m, place in apart(self.cluster).items():

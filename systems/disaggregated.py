@@ -1,16 +1,17 @@
-"""Prefill and decode on GPUs of their own: a prompt's KV goes over a link to where it is decoded.
+"""Prefill and decode on separate GPUs: a prompt's KV goes over a link to where it is decoded.
 
 Zhong et al., "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving", OSDI
-2024; as SGLang and vLLM serve it, a fixed ratio of instances:
+2024; as SGLang and vLLM serve it, with a fixed ratio of instances:
 
     P : D   instances of a model that prefill, and that decode
     cell    P + D groups of GPUs of one size; a model lives in one cell and has an instance in each group
 
-A group lies in one node. So does a cell, and KV goes over NVLink, unless nodes hold no whole cells: then it goes over
-the network. Several models: cells are filled as `static` fills GPUs, so that at 1 : 1 one GPU of each pair prefills for
-all models that live there. Where there are too few GPUs for a model's degree on both sides, each side has the largest
-that fits (TP8 becomes 4 + 4). A request goes to the prefill with the fewest tokens to do, then to the decode with the
-fewest members. One whose KV is lost (preempted, or refused by its new home) prefills anew.
+A group lies in one node. A cell does too, and its KV goes over NVLink. If nodes hold no whole cells, a cell spans nodes
+and its KV goes over the network. Several models: cells are filled as `static` fills GPUs. So at 1 : 1, one GPU of each
+pair prefills for all models that live there. If there are too few GPUs for a model's degree on both sides, each side
+has the largest degree that fits (TP8 becomes 4 + 4). A request goes to the prefill instance with the fewest tokens to
+do, then to the decode instance with the fewest requests. If its KV is lost (preempted, or refused by the decode
+instance), it is prefilled again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DECISION_S = 3e-6  # mean of 30,000 at 80 % load of one A100; 2 busy x86-64 core
 
 @dataclass(slots=True)
 class Cell:
-    """Groups of GPUs of one size, of which the first prefill and the others decode."""
+    """A set of GPU groups of one size: in the first groups models prefill, in the others they decode."""
 
     groups: list[Gpus]
     free: float  # bytes on each GPU beside weights and one longest request of each model
@@ -42,7 +43,7 @@ class Cell:
 
 @dataclass(slots=True)
 class Disaggregated:
-    """A policy that prefills on some instances, decodes on others, and moves the KV cache in between."""
+    """A policy that prefills on some instances, decodes on others, and moves the KV cache between them."""
 
     cluster: Cluster
     p: int = number(1, 1, 8)
@@ -70,10 +71,10 @@ class Disaggregated:
     # ------------------------------------------------------------ placement
 
     def placed(self, elastic: bool = False) -> Mapping[str, Sequence[Gpus]]:
-        """Return the groups of GPUs on which each model has an instance, the groups that prefill first.
+        """Return, by model, the groups of GPUs on which it has instances; the groups for prefill come first.
 
-        Models are placed heaviest first, each in the cell where pressure stays lowest. Raises Infeasible if no cell has
-        room for a model.
+        Models are placed heaviest first, each in the cell where KV demand over free memory stays lowest. Raises
+        Infeasible if no cell has room for a model.
         """
         models = self.cluster.models
         degrees = {m: self.degree(m) for m in models}
@@ -117,7 +118,7 @@ class Disaggregated:
     # ------------------------------------------------------------ requests
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Prefill each prompt, move its KV cache, and decode it."""
+        """Prefill each prompt on one instance, move its KV cache to another, and decode it there."""
         match event:
             case Woke("start"):
                 for m, batches in self.prefills.items():
@@ -141,11 +142,11 @@ class Disaggregated:
                     yield Admit(rid, self.idlest(now.batch.inst.model, view))
 
     def idlest(self, m: str, view: View) -> Batch:
-        """Return the batch of the prefill instance that has the fewest prompt tokens left to compute."""
+        """Return the batch of a model's prefill instance that has the fewest prompt tokens left to compute."""
         return min(self.prefills[m], key=lambda b: view.batch(b).prefill_tokens)
 
 
 def members(batch: Batch, view: View) -> int:
-    """Return the members of a decode batch, including those whose KV is still on its way."""
+    """Return the number of requests in a decode batch, including those whose KV is still on its way."""
     s = view.batch(batch)
     return s.decoding + s.away

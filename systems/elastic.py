@@ -1,22 +1,22 @@
-"""Elastic memory: models stay where the plan puts them, and draw KV pages from what is free, first come first served.
+"""Elastic memory: models stay where the plan puts them, and take KV pages from free memory, first come first served.
 
-What users of kvcached run (ovg-project/kvcached 04e342f): an engine a model maps physical pages when it needs them and
-gives them back, with no quota, priority or guarantee between engines. Its controller can put a model without traffic to
-sleep (weights to host memory), and wakes it on the next request; as released that is off.
+What users of kvcached run (ovg-project/kvcached 04e342f): each model has an engine, which maps physical pages when it
+needs them and gives them back. There is no quota, priority or guarantee between engines. kvcached's controller can put
+a model without traffic to sleep (weights to host memory) and wake it on the next request; as released this is off.
 
     idle_s    seconds without a request after which a model sleeps; 0: never (001b7b8, controller/sleep_manager.py,
               SleepConfig: auto_sleep_enabled is False; where it is on, idle_threshold_seconds is 300: preset `sleep`)
-    check_s   seconds between two looks at who is idle (the same, check_interval_seconds)
+    check_s   seconds between two looks for idle models (the same file, check_interval_seconds)
 
-Where models live is its user's to say: `placement` by pressure of KV demand on memory, heaviest weights first, as in
-the other systems that place once; by `rate`, so that the busiest GPU has the fewest requests; or `searched`, the lowest
-pressure of all placements. `bench tune` chooses. With `replicas` models have copies, as the forecast asks for them
-(`copies` in harness/policy/placement.py), and a request goes to the copy with the fewest; where no copy helps, the
-run is skipped, since it would equal that of `elastic`.
+Users decide where models live. `placement=pressure`: by KV demand over free memory, heaviest weights first, as in the
+other systems that place once. `rate`: the busiest GPU gets as few requests as possible. `searched`: the lowest pressure
+of all placements. `bench tune` chooses. With `replicas`, models have as many copies as the forecast asks for (`copies`
+in harness/policy/placement.py), and a request goes to the copy with the fewest requests. Where no copy helps, the run
+is skipped, since it would equal that of `elastic`.
 
-The engine has the rest (`kv=elastic`): the page is 2 MiB for K and for V in each layer, and an engine keeps five of
-them mapped (kvcached/utils.py, PAGE_SIZE and MIN_RESERVED_PAGES). The share of the card, 0.95 there (GPU_UTILIZATION),
-is the run's `mem_fraction`, equal for all systems, and so is the batch cap.
+The engine does the rest (`kv=elastic`): a page is 2 MiB for K and for V in each layer, and an engine keeps five of them
+mapped (kvcached/utils.py, PAGE_SIZE and MIN_RESERVED_PAGES). The share of GPU memory, 0.95 there (GPU_UTILIZATION), is
+the run's `mem_fraction`. It is equal for all systems, and so is the batch cap.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DECISION_S = 0.0  # decides once, before the start; with `idle_s`, a look-up in 
 
 @dataclass(slots=True)
 class Elastic:
-    """A policy with one placement, KV memory first come first served, and sleep for models without traffic."""
+    """A policy that places models once, gives KV memory first come first served, and puts idle models to sleep."""
 
     cluster: Cluster
     idle_s: float = number(0.0, 0, 3600)
@@ -66,7 +66,7 @@ class Elastic:
             self.uses |= {"Evict", "Load.way:sleep"}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place, route and run every model at the start; then put idle models to sleep, and wake them on request."""
+        """Load, route and run every model at the start; then put idle models to sleep, and wake them on request."""
         match event:
             case Woke("start"):
                 yield from self.start(view.now_s)
@@ -82,7 +82,7 @@ class Elastic:
                 self.active_s[batch] = view.now_s
 
     def start(self, now_s: float) -> Iterator[Action]:
-        """Load every model and its copies, which then take KV memory as they need it and find it free."""
+        """Load every model and its copies, without limits on their KV memory."""
         homes = spread(self.cluster, elastic=True, by=self.placement)
         self.places = replicas(self.cluster, homes, elastic=True) if self.replicas else {m: [homes[m]] for m in homes}
         for m, places in self.places.items():

@@ -2,43 +2,47 @@
 
 Duan et al., "MuxServe: Flexible Spatial-Temporal Multiplexing for Multiple LLM Serving", ICML 2024 (arXiv 2404.02015);
 rules and constants of its code, hao-ai-lab/MuxServe 2231480, muxsched/{placement,scheduler}.py. MuxServe++ is the port
-of Prism's authors (arXiv 2505.04021, section 7.1: SGLang, memory on demand), which is not released. Nothing is evicted.
+by Prism's authors (arXiv 2505.04021, section 7.1: SGLang, memory on demand), which is not released. No weights are
+evicted.
 
     W_m   forecast requests a second            l_p, l_o   mean prompt and output tokens
     B_m   sequences in a decode step            s_m        KV bytes of a token
     t_p   seconds to prefill B_m prompts        t_d        seconds of a decode step of B_m, on few SMs
     F_g   memory of GPU g beside weights        Q_gm       KV quota of m on g
-    u_m   mean decode batch since the last look, over the mean requests, s (l_p + l_o), that Q holds
+    u_m   mean decode batch since the last look, over the number of mean requests, s (l_p + l_o), that Q holds
 
-Placement: for each partition of the GPUs into meshes, models by W x size, largest first, each to where the requests a
-second that stay unserved grow least. Alone, B / (t_p + l_o t_d) are served, beside others B_m / (sum of t_p + l_o t_d),
-t_d on the fewest SMs that serve W alone. The code compares rate-weighted means by the place of a mesh in a list that it
-sorts meanwhile; here a model counts up to its rate, as in the paper. Of equals the least KV demand over free memory
-wins (ours).
+Placement: for each partition of the GPUs into meshes, models are placed by W x size, the largest first. Each goes where
+the requests a second that stay unserved grow least. A model alone serves B / (t_p + l_o t_d). Models that share a GPU
+serve B_m / (sum of t_p + l_o t_d), with t_d on the fewest SMs on which the model alone serves W. The code compares
+rate-weighted means, by a mesh's index in a list that it sorts meanwhile. Here a model counts up to its rate, as in the
+paper. Among equal placements, the least KV demand over free memory wins (ours).
 
-`degrees` says who chooses the parallel degree. "own", as published: Algorithm 2 gives each model a candidate a degree,
-and Algorithm 1 puts it on a whole mesh, whose size is its degree (`published`). "set", as in MuxServe++: the model set
-fixes the degree, so a mesh is chosen alone (`place`). Ours there: the heaviest-first order is tried too, and where no
-order finds room for all, the placement of least KV demand over free memory is searched.
+`degrees` says who chooses the parallel degree. "own", as published: Algorithm 2 gives each model a candidate for each
+degree, and Algorithm 1 puts it on a whole mesh, whose size is its degree (`published`). "set", as in MuxServe++: the
+model set fixes the degree, so only a mesh is chosen (`place`). Ours with "set": the order with the heaviest model first
+is tried too. If no order finds room for all, the placement with the least KV demand over free memory is searched.
 
-ADBS: Q ~ W s. Every `adapt_s` a model with u >= 0.9 and a queue grows its batch by a tenth, taken from those below in
-proportion to what they can spare; one that did not run has u = 0. A quota is as many `sequences` of a pool that all
-share (the code's max_num_seqs) or a limit in `bytes`, at least one longest request (the paper's token blocks). Whether
-the port kept either is not said, so `none`, a pool for whoever asks first, is a choice of `bench tune`.
+ADBS: Q ~ W s. Every `adapt_s`, a model with u >= 0.9 and a queue grows its batch by a tenth. It takes this from the
+models below 0.9, in proportion to what they can spare. A model that did not run has u = 0. A quota is either a number
+of `sequences` in a pool that all models share (the code's max_num_seqs), or a limit in `bytes` of at least one longest
+request (the paper's token blocks). Whether the port kept either is not stated. So `none`, a pool for whichever model
+asks first, is a choice of `bench tune`.
 
-`lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn,
-beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes
-back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
-`plusplus`, as the defaults, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
-turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
-Preset `temporal` is MuxServe without MPS (MuxServe-Temporal of Weaver, ATC 2025, section 5): the models of a mesh step
-one at a time, and no quotas (ours: where a model waits for its turn, ADBS' mean batches say little).
+`lanes`: "engine" leaves batching to the engines. "turns" runs one prefill step at a time on a GPU, models in turn,
+beside open decode lanes. "shares" does so too, and gives both phases percentages of the SMs, which are caps as under
+MPS. The code holds decodes back while a prefill lacks SMs, not memory. Lanes here compete for SMs and never lack them,
+so nothing is held back.
 
-`prefill=apart` is how Weaver's paper runs it ("1p1d", and "we only multiplex the workload between decoding GPUs"): the
-second half of the GPUs prefills, each model on GPUs of its own where there are as many, the first half is shared for
-decodes, and a prompt's KV goes over. A prompt that is preempted is prefilled anew where it decodes. `decode_share` is
-what its artifact sets by hand (gswxp2/weaver 2598e04, ae_exps/figure-4/driver_muxserve.py: mps_percentage [100, 50]),
-where lanes are the engine's; preset `weaver` is both.
+Preset `plusplus`, like the defaults, is "engine". At MPS 100 % no pool of SMs runs out, which is what makes prefills
+take turns, and SGLang's schedulers decide their own steps. Preset `turns` keeps the round robin, so that both can be
+measured. Preset `temporal` is MuxServe without MPS (MuxServe-Temporal of Weaver, ATC 2025, section 5): the models of a
+mesh step one at a time, without quotas (ours: where a model waits for its turn, ADBS' mean batches say little).
+
+`prefill=apart` is how Weaver's paper runs it ("1p1d", and "we only multiplex the workload between decoding GPUs"). The
+second half of the GPUs prefills, each model on GPUs of its own if there are enough. Models share the first half for
+decodes, and a prompt's KV moves there. A prompt that is preempted is prefilled again where it decodes. `decode_share`
+is what Weaver's artifact sets by hand (gswxp2/weaver 2598e04, ae_exps/figure-4/driver_muxserve.py: mps_percentage [100,
+50]), where engines batch. Preset `weaver` sets both.
 """
 
 from __future__ import annotations
@@ -89,7 +93,7 @@ class Llm(NamedTuple):
 
 @dataclass(slots=True)
 class Estimator:
-    """Throughput of models that share GPUs, by the profile (placement.py, CostEstimator)."""
+    """Estimates of the throughput of models that share GPUs, from the profile (placement.py, CostEstimator)."""
 
     cluster: Cluster
     prefills: bool = True  # they run on the same GPUs
@@ -98,7 +102,7 @@ class Estimator:
     units: dict[tuple[Llm, ...], Lacks] = field(default_factory=dict)
 
     def times(self, m: Llm, B: int) -> tuple[float, float]:
-        """Return the seconds that B requests take to prefill (t_p) and, in a batch of B, to decode (l_o t_d)."""
+        """Return the seconds to prefill B requests (t_p), and the seconds to decode them as one batch (l_o t_d)."""
         if (m, B) not in self.known:
             inst, profile = Inst(m.name, tuple(range(m.tp))), self.cluster.profile
             full, rest = divmod(round(B * m.l_p), STEP_TOKENS)
@@ -112,11 +116,11 @@ class Estimator:
         return MOST_SEQS * (m.tp if self.by_degree else 1)
 
     def alone(self, m: Llm, most: int) -> int:
-        """Return the smallest batch that serves the rate W with the GPUs to itself; `most` if no batch does."""
+        """Return the smallest batch with which a model alone on its GPUs serves its rate W; `most` if there is none."""
         return 1 + bisect_left(range(1, most), True, key=lambda B: meets(B / sum(self.times(m, B)), m.W))
 
     def unserved(self, unit: Sequence[Llm]) -> Lacks:
-        """Return the requests a second of each model on a GPU that are not served, with batches as small as will do.
+        """Return, for each model on a GPU, the requests a second that are not served at the best batch sizes.
 
         KV memory is split among the models in proportion to W s.
         """
@@ -125,10 +129,10 @@ class Estimator:
         return self.units[key]
 
     def tried(self, unit: Sequence[Llm]) -> Iterator[Lacks]:
-        """Yield each model's unserved requests a second while batches grow, first for batches that would do alone.
+        """Yield each model's unserved requests a second for growing batches.
 
-        At each step the batch grows of the model that is served least, relative to its rate W. The last value is
-        yielded when all rates are served or memory is used up.
+        The first batches would serve each model if it were alone. At each step the model that is served least, relative
+        to its rate W, gets a larger batch. It ends when all rates are served or memory is used up.
         """
         F = self.cluster.gpus[0].mem_bytes - sum(m.weight for m in unit)
         total = sum(m.kv for m in unit) or 1.0
@@ -148,15 +152,18 @@ class Estimator:
 
 
 def meets(served: float, W: float) -> bool:
-    """Tell whether a throughput `served` meets the rate W, both in requests a second.
+    """Tell whether a throughput `served` is enough for the rate W, both in requests a second.
 
-    As in placement.py, a shortfall of a tenth of `served` is forgiven, but at most half a request a second.
+    As in placement.py, it may fall short of W by a tenth of `served`, but at most by half a request a second.
     """
     return served + min(0.5, served * 0.1) >= W
 
 
 def partitions(gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to split `gpus` GPUs into meshes of the given sizes, as tuples of sizes with the largest first."""
+    """Yield the ways to split `gpus` GPUs into meshes of the given sizes, as tuples of sizes, largest size first.
+
+    `sizes` has to be in descending order.
+    """
     if gpus == 0:
         yield ()
     for k, size in enumerate(sizes):
@@ -165,7 +172,10 @@ def partitions(gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
-    """Yield partitions of the cluster into meshes, each within a node; equal nodes are interchangeable."""
+    """Yield the ways to split the cluster into meshes of these degrees or 1, each mesh within one node.
+
+    Ways that differ only in which of several equal nodes a mesh is on count once.
+    """
     nodes = sorted({gpu.node for gpu in cluster.gpus})
     for cut in partitions(len(cluster.gpus), sorted({1, *degrees}, reverse=True)):
         left = [[g for g, gpu in enumerate(cluster.gpus) if gpu.node == node] for node in nodes]
@@ -183,7 +193,7 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
 
     KV pressure is a GPU's KV demand over its free memory. Both numbers are infinite if a model has no room. Each model
     goes where the unserved rates grow least; among equals, to the least busy GPUs, then to the emptiest (placement.py).
-    It takes a mesh of its degree or, if the partition `cut` has no such mesh, part of a mesh of the next larger size.
+    It takes a mesh of its degree. If the partition `cut` has none, it takes part of a mesh of the next larger size.
     """
     gpus = estimator.cluster.gpus
     here: list[list[Llm]] = [[] for _ in gpus]
@@ -220,8 +230,8 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
 def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefills: bool = True) -> dict[str, Gpus]:
     """Return the best greedy placement over all partitions of the GPUs into meshes (Algorithm 1).
 
-    `prefills` tells whether prompts are prefilled on the same GPUs. If no order of models finds room and no model has a
-    share of the SMs, all placements are searched. Raises Infeasible if that finds no placement either.
+    `prefills` tells whether prompts are prefilled on the same GPUs. If no order of models finds room, all placements
+    are searched, unless models have shares of the SMs. Raises Infeasible if no placement is found.
     """
     estimator = Estimator(cluster, prefills)
     popular = sorted(llms, key=lambda m: -m.W * m.weight * m.tp)
@@ -255,10 +265,10 @@ Candidates = Mapping[int, Llm]  # one model at each of its degrees
 def on_meshes(
     estimator: Estimator, models: Sequence[Candidates], cut: Sequence[Gpus]
 ) -> tuple[float, float, dict[str, Gpus]]:
-    """Place models on one mesh group by Algorithm 1 (smart_placement); return the same values as `greedy`.
+    """Place models on the meshes `cut` by Algorithm 1 (smart_placement); return the same values as `greedy`.
 
-    Each model goes to the mesh whose throughput grows most, at the degree of the mesh's size; among equals, to the
-    smallest mesh, then to the least busy, then to the emptiest.
+    Each model goes to the mesh where the unserved rates grow least, at a degree that is the mesh's size. Among equals
+    it goes to the smallest mesh, then to the least busy, then to the emptiest.
     """
     mem = estimator.cluster.gpus[0].mem_bytes
     here: dict[Gpus, list[Llm]] = {mesh: [] for mesh in cut}
@@ -287,10 +297,10 @@ def on_meshes(
 
 
 def published(cluster: Cluster, models: Sequence[Candidates], *, prefills: bool = True) -> dict[str, Gpus]:
-    """Return the best placement over all mesh groups with no more meshes than models (Algorithm 1, optimize).
+    """Return the best placement over all ways to split the GPUs into at most as many meshes as models.
 
-    Models are placed by rate x size, the largest first. If every group has more meshes than that, the groups with the
-    fewest meshes are tried. Raises Infeasible when no group has room.
+    This is `optimize` of Algorithm 1. Models are placed by rate x size, the largest first. If every split has more
+    meshes than there are models, the splits with the fewest meshes are tried. Raises Infeasible if no split has room.
     """
     estimator = Estimator(cluster, prefills, by_degree=True)
     every = [m for model in models for m in model.values()]
@@ -309,7 +319,7 @@ def published(cluster: Cluster, models: Sequence[Candidates], *, prefills: bool 
 
 @dataclass(slots=True)
 class MuxServe:
-    """A policy that places models once, adapts KV quotas by ADBS, and can give prefills turns."""
+    """A policy that places models once, adapts KV quotas by ADBS, and can let models prefill in turn."""
 
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
@@ -358,11 +368,11 @@ class MuxServe:
 
     @property
     def apart(self) -> bool:
-        """True if prompts have GPUs of their own, which takes at least two GPUs."""
+        """True if prompts are prefilled on separate GPUs, which takes at least two GPUs."""
         return self.prefill == "apart" and len(self.cluster.gpus) > 1
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place models and set quotas at the start, adapt the quotas at intervals, and hand out prefill turns."""
+        """Place models and set quotas at the start; then adapt the quotas at intervals, and give out prefill turns."""
         match event:
             case Woke(key):
                 yield from self.start() if key == "start" else self.adapt(view)
@@ -402,7 +412,10 @@ class MuxServe:
         yield from (action for m in self.home for action in self.grant(m))
 
     def placed(self, shared: Cluster) -> Mapping[str, Gpus]:
-        """Return the home of each model: the given one, or one chosen on the shared GPUs at a degree by `degrees`."""
+        """Return the home of each model: the given one, or one chosen on the GPUs of `shared`.
+
+        The field `degrees` decides whether its tensor-parallel degree is chosen too.
+        """
         names, elastic, beside = list(shared.models), self.kv == "elastic", not self.apart
         if shared.homes:
             return spread(shared, elastic)
@@ -412,7 +425,7 @@ class MuxServe:
         return {m: homes[m] for m in names}
 
     def prefilling(self, n: int) -> Iterable[Action]:
-        """Open instances for prompts on the GPUs from the n-th on.
+        """Load instances for prefill on the GPUs from the n-th on, and route prompts to them.
 
         Each has the largest degree with which every model can have GPUs of its own.
         """
@@ -426,7 +439,7 @@ class MuxServe:
             yield from (Load(batch.inst), Run(batch, "prefill"), Admit(m, batch))
 
     def open(self, m: str, seqs: int | None = None) -> Iterable[Action]:
-        """Open the lane of a model that stays open: for both phases if engines batch, else for decodes."""
+        """Open the lane of a model that is never closed: for both phases with lanes=engine, else for decodes."""
         if self.lanes == "engine":
             yield Run(self.batch(m), seqs=seqs, sms=self.partition(self.decode_share) if self.decode_share else None)
         else:
@@ -444,17 +457,23 @@ class MuxServe:
         return max(1, int(min(self.Q[g][m] for g in self.home[m]) // self.llms[m].seq))
 
     def batch(self, m: str) -> Batch:
-        """Return a model's one batch."""
+        """Return the batch of a model at its home."""
         return Batch(Inst(m, self.home[m]))
 
     def candidates(self, name: str) -> Candidates:
-        """Return a model at each degree at which its part fits a GPU (Algorithm 2, set_candidate_mesh_size)."""
+        """Return a model at each degree at which its parts fit a GPU (Algorithm 2, set_candidate_mesh_size).
+
+        If there is no such degree, return it at all degrees.
+        """
         each = {tp: self.llm(name, tp) for tp in self.cluster.models[name].degrees}
         fitting = {tp: m for tp, m in each.items() if m.weight + m.floor <= self.cluster.gpus[0].mem_bytes}
         return fitting or each  # the placement says then that there is no room
 
     def llm(self, name: str, tp: int | None = None) -> Llm:
-        """Return a model's forecast and sizes at a degree (None: the set's), with the fewest SMs for its rate."""
+        """Return a model's forecast and sizes at a degree, with the fewest SMs for decodes at its rate.
+
+        If `tp` is None, the degree is that of the model set.
+        """
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
         size = model.weight_bytes * model.tp
         model = model.at(tp or model.tp)
@@ -481,8 +500,8 @@ class MuxServe:
     def adapt(self, view: View) -> Iterable[Action]:
         """Adapt the KV quotas by ADBS.
 
-        Needy models, the fullest first, take quota from the other models of a GPU in proportion to what these can
-        spare.
+        On each GPU, models that need more take quota from the others, in proportion to what these can spare. The model
+        with the fullest quota is first.
         """
         mean, queue = dict[str, float](), dict[str, int]()
         for m in self.home:
@@ -512,12 +531,12 @@ class MuxServe:
     def spare(self, m: str, Q: int, seqs: int) -> int:
         """Return the bytes that a model can give away of its quota Q: those of its `seqs` free sequences, at least one.
 
-        Its least quota is never given away (ours).
+        It always keeps its least quota (ours).
         """
         return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - self.least(self.llms[m]))))
 
     def least(self, m: Llm) -> float:
-        """Return the least KV bytes of a model's quota: one longest request for quotas in bytes, else a mean one."""
+        """Return the least KV bytes of a model's quota: one longest request if quotas are in bytes, else a mean one."""
         return m.floor if self.quotas == "bytes" else m.seq
 
     # ------------------------------------------------------------ prefill round robin
@@ -537,7 +556,7 @@ class MuxServe:
             yield from self.next(tuple(self.Q), view)
 
     def next(self, gpus: Gpus, view: View) -> Iterable[Action]:
-        """Begin a prefill turn on each free GPU, round robin over the models that have prompts and may prefill them."""
+        """Begin a prefill turn on each free GPU, for the next model in round robin that has prompts and may prefill."""
         for g in gpus:
             names = list(self.Q[g])
             k = names.index(self.last[g]) + 1 if g in self.last else 0

@@ -1,34 +1,36 @@
 """PD-multiplexing (MuxWise): prefill and decode of a model run side by side on a GPU, each on SMs of its own.
 
 Chen, Cui et al., "Towards High-Goodput LLM Serving with Prefill-decode Multiplexing", ASPLOS 2026 (arXiv 2504.14489v3),
-sections and formulas; what its authors released is in SGLang (python/sglang/srt/multiplex), without the paper's
-estimator and dispatcher:
+sections and formulas. What its authors released is in SGLang (python/sglang/srt/multiplex), without the paper's
+estimator and dispatcher.
 
     b, c         sequences and tokens of context of a decode step       n      tokens of a prefill
     S; s_d, s_p  SMs of the GPU; those of decode and of prefill         L      layers of the model
     T_d(b, c, s) = alpha c + beta b + gamma                             predicted seconds of a decode step
     T_p(n, s)    = alpha n^2 + beta n + gamma                           and of a prefill, n at least 512
-    guard        a decode step may take so much longer beside a prefill, which shares its bandwidth
+    guard        share by which a decode step may be slower beside a prefill, which uses the same memory bandwidth
     N_PL         layers of a slice of a prefill: ceil(T_d L / T_p), about a decode step (3.4.2)
 
     s_d = the least with (1 + guard) T_d <= ITL SLO, s_p = S - s_d      while both phases have work; else either has S
 
-Partitions are 16 SMs apart, six on an A100 and seven on an H100 (3.3.2). Both formulas (equations 1 and 2) are those of
-predictor.py (56f74d2), a fit for each partition and range of n and c, to the profile here. The term in n and reused
-tokens is left out: no policy is told what a prompt will find, and T_p sets the length of slices, never a partition.
+Partitions are 16 SMs apart: six on an A100 and seven on an H100 (3.3.2). Both formulas (equations 1 and 2) have the
+form of those in predictor.py (56f74d2), with a fit for each partition and range of n and c. Here they are fitted to the
+profile. The term in n and reused tokens is left out: no policy is told how many tokens a prompt will find in the cache,
+and T_p sets only the length of slices, never a partition.
 
-The paper's guard is the largest slow-down of a grid cell of prefill and decode, profiled in pairs and refined while it
-serves; no cell is published (figure 11 is a picture), nor does a profile here tell of pairs. So `guard` is in multiples
-of the largest of all cells: 20 % on A100 and 30 % on H100 (3.3.2), and 37 % on H200, as measured here, where 30 would
-miss the SLO; other GPUs have that of the H100.
+The paper's guard is the largest slow-down in a grid of pairs of prefill and decode, which is profiled and then refined
+while it serves. No values of the grid are published (figure 11 is a picture), and profiles here have no pairs. So
+`guard` is in multiples of the largest slow-down of all: 20 % on A100 and 30 % on H100 (3.3.2). On H200 it is 37 %, as
+measured here; 30 % would miss the SLO there. Other GPUs have that of the H100.
 
-`preempt` (3.4.2, which calls it optional, and switches it on in 4.4.3 alone) lets a prompt that would miss its TTFT SLO
-behind the prefill in flight go first, if that one still meets its own; who goes first is not preempted in turn.
+`preempt` (3.4.2, which calls it optional; the paper switches it on only in 4.4.3) lets a prompt go first that would
+miss its TTFT SLO behind the prefill in flight, if that prefill still meets its own. A prompt that goes first is not
+preempted in turn.
 
-`windserve` has both phases side by side without a partition, as section 6 describes WindServe. `sglang` is what SGLang
-serves by, which predicts nothing: the division of S with index clamp(6 b // 36, 1, 6), or (`sglang-h200`) the last of
-those whose least batch b reaches, is chosen when a prefill begins and kept until it ends or decode runs dry; N_PL =
-max(1, 65536 // n). A server has its GPUs to itself, and takes prompts whole.
+`windserve` runs both phases side by side without a partition, as section 6 describes WindServe. `sglang` is how SGLang
+serves, which predicts nothing. It takes the division of S with index clamp(6 b // 36, 1, 6) or, with `sglang-h200`, the
+last one whose least batch is at most b. The division is chosen when a prefill begins, and kept until the prefill ends
+or decode runs dry. N_PL = max(1, 65536 // n). A server has its GPUs to itself, and prefills whole prompts.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ Coefficients = tuple[float, float, float]  # alpha, beta, gamma
 
 
 class Predictor:
-    """Predicted seconds of a model's steps for each number of SMs, by fits with least squares of relative errors."""
+    """Predicts the seconds of a model's steps for each number of SMs, by fits with least squares of relative errors."""
 
     def __init__(self, profile: Profile, inst: Inst, gpu: Gpu) -> None:
         self.decode: dict[int, list[Coefficients]] = {}
@@ -124,7 +126,7 @@ def divisions(gpu: Gpu) -> list[tuple[int, int]]:
 
 
 def forward_count(n: int) -> int:
-    """Return the layers in a slice of a prefill of n tokens, as SGLang sets them."""
+    """Return the number of layers in a slice of a prefill of n tokens, by SGLang's rule."""
     return max(1, SPLIT_FORWARD_TOKEN_BUDGET // max(1, n))
 
 
@@ -133,7 +135,7 @@ def forward_count(n: int) -> int:
 
 @dataclass(slots=True)
 class Tenant:
-    """A model on its GPUs: the requests that wait for a prefill, and the last orders of its two lanes."""
+    """A model on its GPUs: its requests that wait for a prefill, and the last orders to its two lanes."""
 
     batch: Batch
     model: Model
@@ -154,7 +156,10 @@ class Tenant:
         return self.batch._replace(tag=1)
 
     def order(self, phase: Phase, sms: int | None = None, layers: int | None = None) -> Iterator[Run]:
-        """Order a lane to use these SMs and slices of layers, unless its last order was the same."""
+        """Order a lane to run on `sms` SMs and in slices of `layers` layers, unless its last order was the same.
+
+        If these are None, it runs on all SMs, or without slices.
+        """
         some = None if layers is None or layers >= self.model.layers else max(1, layers)
         batch = self.fast if phase == "prefill" and self.ahead is not None else self.batch
         run = Run(batch, phase, chunk_tokens=0 if phase == "prefill" else None, slice_layers=some, sms=sms)
@@ -168,29 +173,32 @@ class Tenant:
         return "prefill" not in self.told
 
     def close(self) -> Iterator[Run]:
-        """Close the prefill lane, so that the next prefill begins with a new order and the SMs of that order."""
+        """Close the prefill lane, so that the next prefill begins with a new order and on the SMs that it gives."""
         if not self.closed:
             yield Run(self.told.pop("prefill").batch, "prefill", steps=0)
 
     def prefills(self, s: BatchState, view: View, *, alone: bool) -> bool:
         """Tell whether a prefill is under way or can begin.
 
-        It can begin if its KV has room. If no decode runs (`alone`), it begins anyway, since no decode could free any
-        memory.
+        It can begin if there is room for its KV. If no decode runs (`alone`), it begins in any case, because no decode
+        could free memory for it.
         """
         if not self.waiting or len(self.waiting) > s.waiting or alone:
             return bool(self.waiting)
         return self.room(next(iter(self.waiting)), view)
 
     def room(self, rid: int, view: View) -> bool:
-        """Tell whether there is room for the KV of a prompt."""
+        """Tell whether there is room for the KV of a prompt that waits."""
         need = (self.waiting[rid] + 1) * self.model.kv_token_bytes + self.model.page_bytes
         return all(view.kv(self.batch.inst.model, g).room_bytes >= need for g in self.batch.inst.place)  # type: ignore[union-attr]
 
 
 @dataclass(slots=True)
 class PDMux:
-    """A policy that gives decodes the fewest SMs that meet the ITL SLO, and prefills the rest, in slices of layers."""
+    """A policy that gives decodes the fewest SMs that meet the ITL SLO, and the other SMs to prefills.
+
+    Prefills run in slices of layers.
+    """
 
     cluster: Cluster
     rule: str = choice("predict", "table", "h200", "none")
@@ -241,7 +249,7 @@ class PDMux:
                 self.tenants[name].near = [self.tenants[other] for other in here]
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Reconsider the division of SMs when a prefill may begin or has ended, and when decode shrinks."""
+        """Divide the SMs again when a prefill may begin or has ended, and when a decode batch shrinks."""
         match event:
             case Woke("start"):
                 for t in self.tenants.values():
@@ -284,7 +292,8 @@ class PDMux:
     def first(self, t: Tenant, rid: int, view: View) -> bool:
         """Tell whether a new prompt preempts the prefill in flight.
 
-        It does if it would miss its TTFT SLO behind that prefill, and if that prefill still meets its own SLO after it.
+        It does if it would miss its TTFT SLO behind that prefill, and if that prefill still meets its own SLO after the
+        prompt.
         """
         run, s = t.told.get("prefill"), view.batch(t.batch)
         if t.ahead is not None or t.predict is None or run is None:
@@ -298,7 +307,7 @@ class PDMux:
         return rest_s > 0 and t.due_s[rid] < last_s <= min(t.due_s.get(r, inf) for r in flying) and t.room(rid, view)
 
     def passed(self, t: Tenant, rid: int, view: View) -> Iterator[Action]:
-        """Note that a prompt has its first token or has ended; if it had preempted a prefill, resume that prefill."""
+        """Note that a prompt has its first token or has ended; if it had preempted a prefill, resume that one."""
         t.due_s.pop(rid, None)
         if rid == t.ahead:
             yield from t.close()
@@ -307,7 +316,7 @@ class PDMux:
     # ------------------------------------------------------------ partitions
 
     def divide(self, tenant: Tenant, view: View) -> Iterator[Action]:
-        """Divide the SMs between the prefills and decodes of a tenant and of the tenants that share its GPUs."""
+        """Divide the SMs among the prefills and decodes of all models that share this tenant's GPUs."""
         states = [(t, view.batch(t.batch)) for t in tenant.near]
         decodes = [(t, s) for t, s in states if s.decoding]
         prefills = [(t, s) for t, s in states if t.prefills(s, view, alone=not decodes)]
@@ -333,7 +342,7 @@ class PDMux:
     def predicted(
         self, decodes: Sequence[tuple[Tenant, BatchState]], prefills: Sequence[tuple[Tenant, BatchState]]
     ) -> Iterator[Action]:
-        """Give each model's decodes the fewest SMs (s_d) that meet its SLO, and divide the rest among the prefills."""
+        """Give each model's decodes the fewest SMs (s_d) that meet its SLO; divide the other SMs among the prefills."""
         gpu = self.cluster.gpus[0]
         counts, guard = decode_counts(gpu), self.guard * worst(gpu)
         s_d, slice_s = [], inf
@@ -354,9 +363,9 @@ class PDMux:
             yield from t.order("prefill", s_p, self.layers(t, s, slice_s, s_p))
 
     def layers(self, t: Tenant, s: BatchState, slice_s: float, s_p: int | None) -> int:
-        """Return N_PL, the layers of a prefill slice that takes about `slice_s`.
+        """Return N_PL, the number of layers in a prefill slice, so that a slice takes about `slice_s`.
 
-        Without a predictor it is SGLang's number.
+        Without a predictor, it is the number by SGLang's rule.
         """
         n = min(s.prefill_tokens, STEP_TOKENS) if t.ahead is None else t.waiting[t.ahead]
         if t.predict is None:
@@ -364,12 +373,15 @@ class PDMux:
         return ceil(slice_s * t.model.layers / t.predict.prefill_s(n, self.fitted(s_p)))
 
     def fitted(self, s_p: int | None) -> int:
-        """Return the largest number of SMs, at most s_p, for which prefills are predicted; without s_p, the largest."""
+        """Return the largest number of SMs, at most s_p, for which prefills are predicted.
+
+        If s_p is None, it is the largest of all.
+        """
         counts = prefill_counts(self.cluster.gpus[0])
         return counts[-1] if s_p is None else max((s for s in counts if s <= s_p), default=counts[0])
 
     def division(self, b: int, gpu: Gpu) -> tuple[int, int]:
-        """Return SGLang's division (s_p, s_d) of the SMs at a decode batch of b (adjust_stream_groups)."""
+        """Return SGLang's division (s_p, s_d) of the SMs for a decode batch of b sequences (adjust_stream_groups)."""
         if self.rule == "h200":
             return next((s_p, s_d) for s_p, s_d, least in reversed(H200) if b >= least)
         there = divisions(gpu)
@@ -377,7 +389,10 @@ class PDMux:
 
 
 def worst(gpu: Gpu) -> float:
-    """Return the largest measured slow-down of a decode step beside a prefill on this GPU, or else on the H100."""
+    """Return the largest measured slow-down of a decode step beside a prefill on this GPU.
+
+    For GPUs that were not measured, it is that of the H100.
+    """
     return next((most for kind, most in GUARD.items() if gpu.kind.startswith(kind)), WORST)
 
 
@@ -387,12 +402,15 @@ def prefill_counts(gpu: Gpu) -> list[int]:
 
 
 def decode_counts(gpu: Gpu) -> list[int]:
-    """Return the numbers of SMs that a prefill leaves to decodes, at least half of GRAIN, in ascending order."""
+    """Return the numbers of SMs that decodes may have beside a prefill, in ascending order.
+
+    Each is at least half of GRAIN.
+    """
     return [gpu.sms - n for n in reversed(prefill_counts(gpu)) if gpu.sms - n >= GRAIN // 2]
 
 
 def neighbours(places: Mapping[str, Gpus]) -> list[list[str]]:
-    """Group the models that share GPUs, directly or through others."""
+    """Group the models whose GPUs overlap, directly or through other models."""
     groups: list[tuple[set[int], list[str]]] = []
     for name, place in places.items():
         mine = [group for group in groups if group[0] & set(place)]

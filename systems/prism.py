@@ -1,35 +1,38 @@
-"""Prism: GPU memory ballooning, models placed by pressure on KV memory, requests let in by deadline.
+"""Prism: GPU memory ballooning, models placed by pressure on KV memory, requests admitted by deadline.
 
 Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving", arXiv 2505.04021 v1; its v3 (OSDI 2026)
-changes the numerator. Engines draw KV pages on demand. The released code has other rules: prism_released.py.
+changes the numerator. Engines take KV pages on demand. The released code has other rules: prism_released.py.
 
     r_j, s_j   request rate of model j over the last `window_s`, its SLO         d_j   its weighted rate (`numerator`):
     w_j        its weights, and the KV pages that its engine keeps mapped        v1: r_j / s_j; osdi26: bytes / TPOT SLO
     KVPR_i     sum of d on GPU i over shared_kv_i, its memory beside weights     tau   least gain of a migration
     e_r        seconds of a prefill, p_r / c_r                                   a_r   an arrival; deadline a_r + s_r
 
-Alg. 1 runs every `interval_s`; a model that moves has a second copy until the first is drained. A model that is out
-comes back on its next request, where fewest must leave for it, then where KVPR is lowest; those idle for `idle_s` leave
-first, lax SLOs first. Alg. 2 lets requests in, in the order of Moore and Hodgson, while the next step has room.
+Algorithm 1 runs every `interval_s`. A model that moves has a second copy until the first is drained. A model that is
+out comes back on its next request, where the fewest models must leave for it; among equal places, where KVPR is lowest.
+Models that were idle for `idle_s` leave first, those with lax SLOs before others. Algorithm 2 admits requests, in the
+order of Moore and Hodgson, while the next step has room.
 
-The paper leaves open, and here: tau has no number: 0 beside `z` standard deviations of what Poisson noise in the rates
-does to the two ratios. A GPU without room for the weights and one longest request is no candidate (an overfull one has
-a negative ratio and would win). Where nobody was idle for long, any model without requests makes room; for one that
-has waited `idle_s`, a busy one, which drains. `dropped`: requests that Alg. 2 drops go last (late); or those that an
-order could still save are looked at again, and the rest waits until no request is inside (requeue); or all are refused
-(drop). `clock`: serial sums the prefills of a GPU, as Alg. 2 does; batched those of each engine. `heads`: how many
-requests Alg. 2 looks at. `chunk`: tokens of an engine's step. `argmin`: of ratios before placing (as written) or after.
-`start`: Alg. 1 or, searched, the placement of the lowest largest KVPR that holds all models with one longest request
-each, where there is one. `moves`: copy loads a second copy first; deactivate evicts as it loads, where both have room,
-as the released code does (scheduling/controller_global.py, execute_actions; scheduling/policy/simple_global.py,
-_find_optimal_migrations_by_memory); exchange also lets two models change places, with second copies. Where these have
-no room both leave first, and their requests wait for others to end: only if one has waited for `interval_s` anyway.
-`evict`: under memory pressure, or only for a model that is out, never for a move nor for requests.
-Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast, so that Alg. 1
-places as before), `order` of requests, `placement`, `evict` (never), and the `way` of loading. Where homes are given
-models start there, come back there, and never move. `partitioned` is what is left of Prism where engines take their KV
-memory when they start (kv=paged): all models are in from the start under limits fixed by the forecast, nothing moves
-or leaves, and Alg. 1 decides once, Alg. 2 as ever.
+The paper leaves some points open. Chosen here: tau has no number: it is 0, plus `z` standard deviations of what Poisson
+noise in the rates does to the two ratios. A GPU without room for the weights and one longest request is no candidate
+(an overfull one has a negative ratio and would win). If no model was idle for long, any model without requests makes
+room; for a model that has waited `idle_s`, a busy one does, once it is drained. `dropped` says what happens to requests
+that Algorithm 2 drops. late: they go last. requeue: those that some order could still save are looked at again, and the
+others wait until no request runs. drop: all are refused. `clock`: serial sums the prefills of a GPU, as Algorithm 2
+does; batched sums those of each engine. `heads`: the number of requests that Algorithm 2 looks at. `chunk`: tokens of
+an engine's step. `argmin`: over ratios before placing (as written) or after. `start`: alg1; or searched, the placement
+with the least largest KVPR that holds all models with one longest request each, if there is one.
+
+`moves`: copy loads a second copy first. deactivate evicts while it loads, where both copies have room, as the released
+code does (scheduling/controller_global.py, execute_actions; scheduling/policy/simple_global.py,
+_find_optimal_migrations_by_memory). exchange also lets two models change places, with second copies. If these have no
+room, both models leave first, and their requests wait for others to end; this is done only if a request has waited for
+`interval_s` anyway. `evict`: pressure, whenever memory is short; or out, only for a model that is out, never for a move
+or for requests. Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast,
+so that Algorithm 1 places as before), the `order` of requests, `placement`, `evict` (never), and the `way` of loading.
+If homes are given, models start there, come back there, and never move. Preset `partitioned` is what is left of Prism
+if engines take their KV memory when they start (kv=paged): all models are loaded from the start under limits fixed by
+the forecast, and nothing moves or leaves. Algorithm 1 then decides once, and Algorithm 2 as always.
 
 Over 600 lines: both algorithms, and each choice that the paper leaves open, on one page.
 """
@@ -56,7 +59,10 @@ DECISION_S = 12e-6  # at most: 7 to 11e-6, heavy8 from 4 to 23 req/s; 2 shared x
 
 
 class Demand(NamedTuple):
-    """A model as Algorithm 1 sees it; `d` and `w` are for each of its `tp` tensor-parallel parts."""
+    """A model as Algorithm 1 sees it.
+
+    `d`, `w` and `reserve` are those of each of its `tp` tensor-parallel parts.
+    """
 
     name: str
     d: float
@@ -69,7 +75,7 @@ class Demand(NamedTuple):
 def alg1(
     models: Sequence[Demand], C: Sequence[float], nodes: Sequence[int], tau: float = 0.0, argmin: str = "before"
 ) -> dict[str, Gpus]:
-    """Return the places of models by Algorithm 1, without the models that fit nowhere.
+    """Return the GPUs of each model by Algorithm 1; models that fit nowhere are left out.
 
     The parts of a model are on distinct GPUs of one node.
     """
@@ -99,8 +105,9 @@ def alg1(
 def alg2(jobs: Iterable[tuple[float, float]], start_s: float = 0.0) -> list[int]:
     """Return the indices of a largest set of requests that can all be prefilled in time (Algorithm 2).
 
-    Jobs are (deadline, seconds of prefill), sorted by deadline. Moore, "An n Job, One Machine Sequencing Algorithm for
-    Minimizing the Number of Late Jobs", 1968: whenever a prefill ends too late, the longest prefill so far is dropped.
+    Each job is (deadline, seconds of prefill); jobs are sorted by deadline. The rule is from Moore, "An n Job, One
+    Machine Sequencing Algorithm for Minimizing the Number of Late Jobs", 1968: when a prefill would end too late, the
+    longest prefill so far is dropped.
     """
     S: list[tuple[float, int]] = []  # a heap, the longest first
     current_time = start_s
@@ -114,7 +121,7 @@ def alg2(jobs: Iterable[tuple[float, float]], start_s: float = 0.0) -> list[int]
 
 
 class Entry(NamedTuple):
-    """A request that waits; entries sort by priority, then id."""
+    """A waiting request; entries sort by priority, then by id."""
 
     priority: float
     id: int
@@ -153,7 +160,7 @@ class Tenant:
 
 @dataclass(slots=True)
 class Site:
-    """A GPU's memory beside weights, and the models that are on it now."""
+    """The memory of a GPU beside weights, and the models that are on the GPU now."""
 
     shared_kv: int  # bytes beside weights
     leaving: int = 0  # bytes of weights that are on their way out
@@ -165,7 +172,7 @@ Ratio = tuple[float, float, int]  # the KVPR of a GPU, the variance of its estim
 
 
 class Ratios:
-    """The KVPR of all GPUs under a placement. For a move it is computed again only on the GPUs concerned."""
+    """The KVPR of all GPUs under a placement; after a move, only the GPUs that it concerns are computed again."""
 
     def __init__(self, gpus: Sequence[Gpu], models: Sequence[Tenant], at: Mapping[str, Gpus]) -> None:
         self.gpus, self.at = gpus, at
@@ -178,12 +185,12 @@ class Ratios:
         self.largest = self.ranked[0]
 
     def ratio(self, g: int, here: Sequence[tuple[int, Tenant]]) -> Ratio:
-        """Return the KVPR of GPU g with the models `here` on it, the variance of its estimate, and g."""
+        """Return GPU g's KVPR with the models `here` on it, the variance of the estimate, and g."""
         shared_kv = max(self.gpus[g].mem_bytes - sum([m.w for _, m in here]), 1) / GIB
         return sum([m.d for _, m in here]) / shared_kv, sum([m.var for _, m in here]) / shared_kv**2, g
 
     def after(self, move: Mapping[str, Gpus]) -> Ratio:
-        """Return the largest KVPR of a GPU once models have moved to the given places; () stands for eviction."""
+        """Return the largest KVPR of a GPU after models moved to the places in `move`; () as a place means eviction."""
         concerned = dict.fromkeys(g for name, place in move.items() for g in (*self.at.get(name, ()), *place))
         ratios = list(islice((r for r in self.ranked if r[2] not in concerned), 1))
         for g in concerned:
@@ -256,7 +263,7 @@ class Prism:
         self.models = {m: Tenant(m, x, c[m], w[m], w[m] + one_request(x)) for m, x in models.items()}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Return the actions that answer an event."""
+        """Answer an event: arrivals and ends of requests, loads and evictions that ended, and timers."""
         if isinstance(event, Woke):  # the most frequent first; patterns would take five times as long
             if event.key.startswith("gpu"):
                 return self.let_in(int(event.key[4:]), view)
@@ -282,7 +289,7 @@ class Prism:
     # ------------------------------------------------------------ where models live
 
     def site(self, g: int) -> Site:
-        """Return the site of GPU g; the sites of all GPUs are computed again after a copy came or left."""
+        """Return the `Site` of GPU g. All sites are computed again after a model was loaded, evicted or moved."""
         if not self.sites:
             self.sites += [Site(gpu.mem_bytes) for gpu in self.cluster.gpus]
             for (name, place), state in self.copies.items():
@@ -314,7 +321,7 @@ class Prism:
         m.var = m.d * m.d / max(n, 1.0)  # of Poisson arrivals
 
     def place(self, models: Sequence[Tenant]) -> dict[str, Gpus]:
-        """Return the places that Algorithm 1 gives to models by their present estimates, with sizes in GiB."""
+        """Return the GPUs that Algorithm 1 gives to models by their present demand, with all sizes in GiB."""
         demands = [Demand(m.name, m.d, m.w / GIB, m.model.tp, m.home, one_request(m.model) / GIB) for m in models]
         gpus = self.cluster.gpus
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
@@ -339,7 +346,10 @@ class Prism:
         yield from self.partition()
 
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
-        """Load a copy of a model as its home or, if it has a home that it can leave later, as its next home."""
+        """Load a copy of a model at a place and open its lane.
+
+        The place becomes its home or, if it still has another home, its next home.
+        """
         self.copies[m.name, place] = state
         m.home, m.next = (place, None) if m.home is None else (m.home, place)
         self.sites.clear()
@@ -349,7 +359,10 @@ class Prism:
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
-        """Evict a model once its admitted requests have finished; its waiting requests go to its next home."""
+        """Evict a model from its home once the requests admitted there have finished.
+
+        Its waiting requests go to its next home.
+        """
         assert m.home is not None
         place, m.home, m.next = m.home, m.next, None
         self.copies[m.name, place] = "leaving"
@@ -365,10 +378,10 @@ class Prism:
                 yield from self.load(self.models[name], view)
 
     def load(self, m: Tenant, view: View) -> Iterator[Action]:
-        """Bring a model back where the fewest other models must leave for it.
+        """Load a model that is out where the fewest other models must leave for it.
 
-        Among equal places it goes to one with free memory, then to that of lowest KVPR. If models must leave first, it
-        is loaded after that.
+        Among equal places, one with enough free memory comes first, then the one of lowest KVPR. If models must leave
+        first, this model is loaded once they have left.
         """
         need, home = m.need, self.out[m.name] or self.cluster.homes.get(m.name)
         self.weigh(m, view.now_s)
@@ -392,9 +405,10 @@ class Prism:
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
-        """Choose models to evict from GPU g for a model that is out (`hurry`) or moves there.
+        """Choose models to evict from GPU g so that model m has `need` bytes there; None if no choice is enough.
 
-        Return None if no such choice makes enough room.
+        `hurry` means that the model is out; otherwise it moves there. Models idle for `idle_s` leave first. Other idle
+        models leave only if `hurry`, and busy ones only if a request of the model has waited for longer than `idle_s`.
         """
         site = self.site(g)
         here = [v for v in site.models if v.home and self.copies[v.name, v.home] == "in"]
@@ -415,7 +429,7 @@ class Prism:
         return m.idle and now_s - m.since_s >= self.idle_s
 
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
-        """Serve a model from the place where it has just been loaded, and evict it from its former home."""
+        """Serve a model from the place where it has just been loaded; if that was its next home, leave the old one."""
         self.copies[m.name, place] = "in"
         self.sites.clear()
         if m.next == place:
@@ -424,7 +438,7 @@ class Prism:
         yield Wake(view.now_s, f"gpu {place[0]}")
 
     def tick(self, view: View) -> Iterator[Action]:
-        """Run the global scheduler at the end of its interval."""
+        """Run the global scheduler: estimate demands, load models that are out, and move models."""
         for m in self.models.values():
             made = [view.batch(Batch(Inst(m.name, place))) for place in m.places]
             m.made.append((view.now_s, sum(s.prefilled_tokens + s.seq_steps for s in made)))
@@ -441,10 +455,11 @@ class Prism:
             yield from self.migrate(homes, at, view) if self.moves == "copy" else self.change(homes, at, view)
 
     def migrate(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
-        """Move models to their new places if there is room for a second copy, or if evicting idle models makes room.
+        """Move models to their places by Algorithm 1, if there is room for a second copy.
 
-        Each move by itself must lower the largest KVPR by more than tau and the noise. Other moves of the placement may
-        have to wait for room, and Algorithm 1 shuffles models of like rates at each interval.
+        If there is none, models that have been idle for long are evicted first, if that makes room. Each move by itself
+        must lower the largest KVPR by more than tau and the noise. For other moves of the placement may have to wait
+        for room, and Algorithm 1 shuffles models of similar rates at each interval.
         """
         taken, ratios = dict.fromkeys(range(len(self.cluster.gpus)), 0), Ratios(self.cluster.gpus, homes, at)
         for name, place in self.place(homes).items():
@@ -470,10 +485,11 @@ class Prism:
         return now[0] - then[0] > self.tau + self.z * math.sqrt(now[1] + then[1])
 
     def change(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
-        """Move one model to its place by Algorithm 1, or exchange two models, one of them on the GPU of largest KVPR.
+        """Make the best move: one model to its place by Algorithm 1, or two models exchanged.
 
-        Of the moves that lower the largest KVPR by more than tau and the noise, the one that lowers it most is made.
-        Moves that fit now come before exchanges for which both models have to leave first.
+        It must lower the largest KVPR by more than tau and the noise, and the move that lowers it most is made. One
+        model of an exchange is on the GPU with the largest KVPR. A move that fits now comes before an exchange for
+        which both models have to leave first.
         """
         ratios = Ratios(self.cluster.gpus, homes, at)
         *_, worst = ratios.largest
@@ -491,25 +507,25 @@ class Prism:
         self.out.update({} if move in fits else move)
 
     def lowest(self, ratios: Ratios, moves: Iterable[dict[str, Gpus]]) -> dict[str, Gpus]:
-        """Return the move after which the largest KVPR is lowest; empty if no move is `better` than staying."""
+        """Return the move after which the largest KVPR is lowest; empty if no move is `better` than none."""
         now, then = ratios.largest, [(ratios.after(move), move) for move in moves]
         return min([x for x in then if self.better(now, x[0])], key=lambda x: x[0], default=(now, {}))[1]
 
     def fits(self, name: str, place: Gpus, free: Sequence[int]) -> bool:
-        """Tell whether a model has room at a place beside all copies there, including those that are still leaving."""
+        """Tell whether a model has room at a place beside all copies that are there or still leaving."""
         return (name, place) not in self.copies and all(free[g] >= self.models[name].need for g in place)
 
     def exchanges(self, m: Tenant, x: Tenant) -> bool:
-        """Tell whether model m may take the place of model x, and has room there once x has left."""
+        """Tell whether model m may take the place of model x, and would have room there without x."""
         if self.moves != "exchange" or x.home is None or len(x.home) != m.model.tp:
             return False
         room = all(s.shared_kv + s.leaving + x.w >= m.need for s in map(self.site, x.home))
         return room and not {*x.home} & {*(m.home or ())} and (m.name, x.home) not in self.copies
 
     def partition(self) -> Iterator[Action]:
-        """Set KV limits by the forecast, unless memory is on demand (`elastic`).
+        """Set KV limits by the forecast; do nothing if memory is on demand (`elastic`).
 
-        They split the memory of each GPU beside weights and kept pages among its models.
+        On each GPU, the memory beside weights and mapped KV pages is split among its models.
         """
         for g in range(len(self.cluster.gpus)) if not self.elastic else ():
             if here := self.site(g).models:
@@ -525,7 +541,7 @@ class Prism:
         return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
     def arrived(self, r: Request, view: View) -> Iterable[Action]:
-        """Queue a request, and load its model or wake its GPU to admit requests.
+        """Queue a request; then load its model if it is out, or else wake its GPU to admit requests.
 
         The GPU wakes after all other events of the instant, so that Algorithm 2 runs once for all of them.
         """
@@ -538,7 +554,7 @@ class Prism:
         return [Wake(view.now_s, f"gpu {m.home[0]}")] if self.room(m, 1) else ()
 
     def finished(self, rid: int, view: View) -> Iterable[Action]:
-        """Note that a request finished; wake the GPUs and models that wait for its memory."""
+        """Note that a request finished, and wake the GPUs and models that wait for memory."""
         m = self.inside.pop(rid)
         m.filling -= self.prefilling.pop(rid, 0)
         m.live -= 1
@@ -550,7 +566,7 @@ class Prism:
         return chain(wakes, self.load_all(view)) if self.out and m.idle else wakes
 
     def let_in(self, g: int, view: View) -> Iterator[Action]:
-        """Admit requests to the engines of GPU g, in order, while the engines' next steps and the memory have room."""
+        """Admit requests to the engines of GPU g, in order, while their next steps and the memory have room."""
         here = self.site(g).serving
         open_ = [m for m in here if (m.queue or m.late) and self.room(m, 1)]
         self.short.discard(g)
@@ -590,7 +606,7 @@ class Prism:
         return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
 
     def lacks(self, e: Entry, free: dict[tuple[str, int], int], view: View) -> bool:
-        """Count a request's KV as taken from the `free` memory, and tell whether less than a page is left."""
+        """Subtract a request's KV from the `free` memory, and tell whether less than a page is left."""
         owner = e.m.name if self.kv == "paged" else ""  # otherwise all models share the free memory
         keys = [(owner, i) for i in e.m.home or ()]
         for key in keys:
@@ -600,7 +616,7 @@ class Prism:
         return min([free[key] for key in keys]) < e.m.model.page_bytes
 
     def take(self, e: Entry) -> None:
-        """Remove a request from its queue."""
+        """Remove a request from its model's queue."""
         if e.m.late and e.m.late[0] is e:
             e.m.late.popleft()
         else:

@@ -1,36 +1,37 @@
-"""Prism as its authors released it: memory balanced by requests, idle models evicted, deadlines less a guess.
+"""Prism as its authors released it: memory balanced by requests, idle models evicted, requests sorted by deadline.
 
 Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving"; released code Multi-LLM/prism-research
-595ec1f, python/sglang/multi_model/scheduling, where the files below lie. It has neither of the paper's two algorithms.
+595ec1f, python/sglang/multi_model/scheduling, where the files below are. It has neither of the paper's two algorithms.
 
-    tick      every `interval_s` (controller_global.py, SCHEDULE_INTERVAL), and at no other time, models go and move
-    evict     a model that was idle for `idle_s` goes, whether its memory is wanted or not (policy/simple_global.py,
+    tick      every `interval_s` (controller_global.py, SCHEDULE_INTERVAL); models leave and move only then
+    evict     a model that was idle for `idle_s` leaves, whether its memory is needed or not (policy/simple_global.py,
               _check_idle_instance_eviction, MODEL_IDLE_THRESHOLD)
     balance   memory per request: what a GPU has beside its models, over the mean number of their requests in the last
-              30 s (_calculate_memory_per_request, ModelRequestTracker); a pair of GPUs is unstable where one has more
-              than 15 times the other's (_count_unstable_pairs, MEMORY_PER_REQUEST_RATIO_THRESHOLD)
-    migrate   one model at a tick, of few requests first, if that leaves fewer pairs unstable
+              30 s (_calculate_memory_per_request, ModelRequestTracker); a pair of GPUs is unstable if one has more
+              than 15 times as much as the other (_count_unstable_pairs, MEMORY_PER_REQUEST_RATIO_THRESHOLD)
+    migrate   one model at a tick, those with few requests first, if that leaves fewer pairs unstable
               (_find_optimal_migrations_by_memory) and its target has a free worker (gen_actions, `valid_migrations`);
-              it leaves its GPU before it comes to the other one
+              it leaves its GPU before it is loaded on the other one
     activate  a model that is out comes back at the tick after its first request (_find_inactive_models_with_requests)
     worker    one of a GPU's `workers` pooled engines (README.md, --workers-per-gpu); a model needs one
               (gpu/worker_pool.py, handle_activate_model)
-    admit     in the order of arrival + SLO - seconds of prefill, as many as wait for no more than 10 others of their
-              model in its engine (gpu/request_queue.py, RequestWrapper, MAX_QUEUE_LEN); memory is not looked at
-              (admission_control, net_available)
+    admit     in the order of arrival + SLO - estimated seconds of prefill; a request is admitted while at most 10
+              others of its model wait in its engine (gpu/request_queue.py, RequestWrapper, MAX_QUEUE_LEN); free memory
+              does not matter (admission_control, net_available)
 
-Models that share GPUs have one parallel configuration (an author in prism-research's issue 4), so sets of
-several tensor-parallel degrees are refused: any model may come to any GPU.
+Models that share GPUs have one parallel configuration (an author in prism-research's issue 4). So sets with several
+tensor-parallel degrees are refused: any model may come to any GPU.
 
 What differs. The release starts from a file of placements; here models start by falling demand, each where demand over
-free memory is lowest. A model comes back where that is lowest, too, and in order of its first request: the release
-takes models by their share of late requests, and of the GPUs within 5 GB of the emptiest the one whose requests have
-most time left (_place_inactive_model). A model that has waited `idle_s` for room evicts busy ones, which drain; the
-release lets it wait. A model is idle since its last request ended, not since it arrived. At a tick models come back
-before one moves, not after. A GPU needs room for a model's longest request beside its weights. The release moves only
-from the GPU with less memory per request to the other one of an unstable pair, no model without requests, none that is
-alone, and a pair without any request is unstable; here any move will do, tensor-parallel models stay, and such a pair
-is stable. Requests wait outside until weights are in, and those in a model's engine end there when it leaves.
+free memory is lowest. A model also comes back where that is lowest, and models come back in order of their first
+requests. The release takes models by their share of late requests; of the GPUs within 5 GB of the emptiest, it takes
+the one whose requests have most time left (_place_inactive_model). Here a model that has waited `idle_s` for room
+evicts busy models, which drain; the release lets it wait. A model is idle since its last request ended, not since it
+arrived. At a tick, models come back before one moves, not after. A GPU needs room for a model's longest request beside
+its weights. The release moves a model only from the GPU with less memory per request to the other one of an unstable
+pair. It moves no model without requests and none that is alone, and a pair without any request is unstable. Here any
+move is allowed that helps, tensor-parallel models stay, and a pair without requests is stable. Requests wait outside
+until weights are loaded. Those in a model's engine end there when it leaves.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Tenant:
 
 @dataclass(slots=True)
 class PrismReleased:
-    """A policy that balances memory per request at ticks, and has a queue by deadline for each GPU."""
+    """A policy that balances memory per request at intervals, and admits requests on each GPU by deadline."""
 
     cluster: Cluster
     idle_s: float = number(50.0, 1, 600)  # policy/simple_global.py, MODEL_IDLE_THRESHOLD
@@ -111,7 +112,7 @@ class PrismReleased:
             raise Infeasible(f"models that share GPUs have one tensor-parallel degree in Prism's release, not {unlike}")
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Return the actions that answer an event."""
+        """Answer an event: arrivals and ends of requests, loads and evictions that ended, and timers."""
         if isinstance(event, Woke):  # the most frequent first; patterns would take five times as long
             if event.key.startswith("gpu"):
                 return self.let_in(int(event.key[4:]))
@@ -159,7 +160,7 @@ class PrismReleased:
         yield from self.balance(view.now_s)
 
     def balance(self, now_s: float) -> Iterator[Action]:
-        """Move one model, of those with fewest requests first, if that leaves fewer pairs of GPUs unstable."""
+        """Move one model if that leaves fewer pairs of GPUs unstable; models with few requests are tried first."""
         homes = self.active()
         for m in homes:
             m.flight.append(m.live + len(m.queue))
@@ -191,13 +192,13 @@ class PrismReleased:
         return [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
 
     def spare(self, m: Tenant, now_s: float) -> bool:
-        """Tell whether a model has been idle for `idle_s`, so that it is evicted."""
+        """Tell whether a model has been idle for `idle_s`, and so is to be evicted."""
         return not m.live and not m.queue and now_s - m.since_s >= self.idle_s
 
     # ------------------------------------------------------------ where models live
 
     def start(self, now_s: float) -> Iterator[Action]:
-        """Load models by falling forecast demand, each where demand over free memory is lowest."""
+        """Load all models, those of highest forecast demand first, each where demand over free memory is lowest."""
         self.start_s = now_s
         for m in self.models.values():
             m.since_s = now_s
@@ -209,9 +210,9 @@ class PrismReleased:
                 yield from self.bring(m, min(places, key=self.pressures), "in")
 
     def weigh(self, m: Tenant, now_s: float) -> None:
-        """Estimate a model's demand from its tokens of the last DEMAND_S seconds.
+        """Estimate a model's demand: the KV bytes a second that it wrote, over its TPOT SLO.
 
-        For the part of that time before the start, the forecast counts.
+        The last DEMAND_S seconds count. For the part of that time before the start, the forecast counts.
         """
         plan = self.cluster.plan[m.name]
         before = plan.rate_rps * max(0.0, DEMAND_S - (now_s - self.start_s))
@@ -219,13 +220,13 @@ class PrismReleased:
         m.demand = tokens / DEMAND_S * m.model.kv_token_bytes / m.model.tpot_slo_s
 
     def free(self, g: int, *, soon: bool = False) -> int:
-        """Return the bytes of GPU g beside weights; with `soon`, once the models that are leaving have left."""
+        """Return the bytes of GPU g beside weights; with `soon`, weights that are leaving do not count."""
         used = (footprint(self.models[name].model, elastic=True) for (name, place), state in self.copies.items()
                 if g in place and not (soon and state == "leaving"))  # fmt: skip
         return self.cluster.gpus[g].mem_bytes - sum(used)
 
     def pressures(self, place: Gpus) -> list[float]:
-        """Return demand over free memory for each GPU of a group, the largest first."""
+        """Return demand over free memory of each GPU in a group, in descending order."""
         return sorted((sum(m.demand for m in self.at(g)) / max(self.free(g), 1) for g in place), reverse=True)
 
     def at(self, g: int) -> list[Tenant]:
@@ -242,7 +243,7 @@ class PrismReleased:
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
-        """Evict a model once its admitted requests have finished; its waiting requests go where it is loaded next."""
+        """Evict a model once its admitted requests have finished; its waiting requests go to its next home."""
         assert m.home is not None
         self.copies[m.name, m.home] = "leaving"
         yield Evict(Inst(m.name, m.home))
@@ -257,7 +258,10 @@ class PrismReleased:
                 yield from self.load(self.models[name], view)
 
     def load(self, m: Tenant, view: View) -> Iterator[Action]:
-        """Bring a model back where the fewest models must leave for it, or first make room for it there."""
+        """Load a model that is out where the fewest models must leave for it.
+
+        If some must leave first, it is loaded once they have left.
+        """
         decided = self.out[m.name]
         self.weigh(m, view.now_s)
         best: tuple[tuple[float, ...], Gpus, list[Tenant]] | None = None
@@ -279,7 +283,10 @@ class PrismReleased:
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, now_s: float) -> list[Tenant] | None:
-        """Choose models to evict so that a model has a worker and room on GPU g; None if no choice gives it both."""
+        """Choose models to evict from GPU g so that model m has room there; None if no choice is enough.
+
+        It is None too if all workers of the GPU are in use.
+        """
         if sum(g in place for _, place in self.copies) >= self.workers:
             return None
         here = [v for v in self.active() if v.home and g in v.home]
@@ -297,13 +304,16 @@ class PrismReleased:
     # ------------------------------------------------------------ who is let in
 
     def ask(self, m: Tenant, view: View) -> Sequence[Action]:
-        """Wake the GPU of a model with waiting requests to admit them, after all other events of the instant."""
+        """Wake the GPU of a model that has waiting requests, so that it admits some.
+
+        The GPU wakes after all other events of the instant.
+        """
         if m.home and m.queue and len(m.waiting) <= BACKEND_MOST:
             return [Wake(view.now_s, f"gpu {m.home[0]}")]
         return ()
 
     def let_in(self, g: int) -> Iterator[Action]:
-        """Admit requests to the engines of GPU g, each behind at most BACKEND_MOST requests that wait in its engine."""
+        """Admit requests to the engines of GPU g; at most BACKEND_MOST others may wait in an engine before each."""
         here = [m for m in self.active() if m.home and m.home[0] == g]
         for e in sorted(e for m in here for e in m.queue[: max(0, BACKEND_MOST + 1 - len(m.waiting))]):
             r = e[2]
@@ -317,11 +327,11 @@ class PrismReleased:
 
 
 def need(m: Tenant) -> int:
-    """Return the bytes that a GPU must have for a model: its weights, the pages it keeps, one longest request."""
+    """Return the bytes that a GPU must have for a model: weights, mapped KV pages, and one longest request."""
     return footprint(m.model, elastic=True) + one_request(m.model)
 
 
 def priority(r: Request) -> float:
-    """Return a request's deadline (arrival + TTFT SLO) less a guess of its prefill's seconds."""
+    """Return a request's deadline (arrival + TTFT SLO) minus an estimate of the seconds of its prefill."""
     guess_s = min(max(r.prompt_tokens / PREFILL_TOKENS, PREFILL_S[0]), PREFILL_S[1])
     return r.arrival_s + r.ttft_slo_s - guess_s

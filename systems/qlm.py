@@ -15,19 +15,21 @@ code: QLM-project/QLM eea5b62.
 
     minimise  sum p_g + M v   such that  p_g <= v,  v >= 0,  each g in one slot of one q
 
-All times are whole multiples of 2^-20 s (WHOLE), whose sums are exact in any order. Equal plans are equal then on every
-machine, and of those the first listed is taken: costs differ in their last bit by how a processor takes logarithms.
+All times are whole multiples of 2^-20 s (WHOLE), so their sums are exact in any order. Plans of equal cost are then
+equal on every machine, although processors differ in the last bit of a logarithm. Of equal plans the first listed is
+taken.
 
-v = 0 is the paper's program (p <= 0). As released it cannot hold with two queues (it fills every slot of each), nor
-once one SLO is lost, which swaps of seconds make the rule. Here the bound yields for all alike, as little as it can:
-EDF always satisfies it, and no group starves. The paper's x[g,q,slot] are taken together, a binary for each order of
-groups that q may serve; an order's slots know their completions, so no transition bits and no big constants are left.
-Orders later than EDF's v are not listed, nor worse ones of the same groups. Where there are too many (GROUPS, ORDERS),
-and under solver=edf, EDF it is. The scheduler is asked when groups came or went, and acts where the estimator sees a
-penalty above the last v, or an instance is idle.
+v = 0 is the paper's program (p <= 0). As released, it has no solution with two queues (it fills every slot of each),
+nor once one SLO is lost, which is usual when swaps take seconds. Here the bound v is raised for all groups alike, by as
+little as possible: EDF always satisfies it, and no group starves. The paper's x[g,q,slot] are taken together: there is
+one binary for each order of groups that q may serve. The slots of an order have known completion times, so neither
+transition bits nor big constants are needed. Orders with a penalty above EDF's v are not listed, nor are worse orders
+of the same groups. If there are too many (GROUPS, ORDERS), or with solver=edf, EDF's order is used. The scheduler is
+called when groups were formed or have ended. It acts if the estimator sees a penalty above the last v, or if an
+instance is idle.
 
-    way       rung of the swap ladder. Default sleep: the paper keeps weights in host memory under vLLM, whose own way
-              to do so today is its sleep mode. Prism (OSDI 2026) compared with an engine restart (`reload`: 41 s and
+    way       rung of the swap ladder. Default sleep: the paper keeps weights in host memory under vLLM, whose way to do
+              so today is its sleep mode. Prism (OSDI 2026) compared with an engine restart (`reload`: 41 s and
               the disk). The released code waits 120 s; no measured rung is that slow, so there is no such preset
     evict     what running requests do when the scheduler puts another model in front of theirs: KV to the host (the
               paper), recompute, or drain (they finish first). Where one group follows another they always finish
@@ -82,7 +84,7 @@ class Queue(Slot):
     in_s: float | None = None  # when its model should be loaded; None: it is
 
     def running(self) -> list[Group]:
-        """Return the groups with requests on the GPUs."""
+        """Return the groups that have requests on the GPUs."""
         return [g for g in self.groups if g.running and g.model == self.model]
 
 
@@ -101,7 +103,7 @@ class Group:
 
 
 class After(NamedTuple):
-    """The estimated state of a queue once all requests of some of its groups have been pulled."""
+    """The estimated state of a queue after all requests of some groups have been pulled."""
 
     at_s: float
     model: str | None
@@ -112,7 +114,7 @@ class After(NamedTuple):
 
 @dataclass(slots=True)
 class Qlm:
-    """A policy of request groups, virtual queues, and a scheduler that orders the groups in them."""
+    """A policy of request groups in virtual queues, with a scheduler that orders the groups."""
 
     cluster: Cluster
     way: str = choice("sleep", "cold", "disk", "host", "pool", "parallel")
@@ -170,7 +172,7 @@ class Qlm:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Form and empty groups, admit the requests for which there is room, and schedule at most once an instant."""
+        """Let requests join and leave groups, admit those that have room, and schedule at most once per instant."""
         match event:
             case Arrived(request):
                 return self.join(request, view)
@@ -188,7 +190,7 @@ class Qlm:
     def join(self, request: Request, view: View) -> Iterator[Action]:
         """Add a request to the open group of its model and SLO.
 
-        If there is no such group with room, form one at the end of the queue that would reach it first.
+        If there is none with room, form a new group at the end of the queue that would reach it first.
         """
         m, slo_s = request.model, min(request.ttft_slo_s, LOOSEST_S)
         g = self.open.get((m, slo_s))
@@ -210,7 +212,7 @@ class Qlm:
         yield Wake(view.now_s, "schedule")
 
     def leave(self, rid: int, now_s: float) -> Iterator[Action]:
-        """Remove a request that has ended and, if it was the last of its group, remove the group from its queue."""
+        """Remove a request that has ended; if it was the last of its group, remove the group from its queue."""
         g = self.pulled.pop(rid)
         g.running -= 1
         q = g.home
@@ -225,9 +227,9 @@ class Qlm:
     # ------------------------------------------------------------ LSOs: pulling, swapping, eviction
 
     def pull(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """Admit requests of the groups at the head of a queue, as many as fit.
+        """Admit as many requests as fit from the first groups of a queue that are for the loaded model.
 
-        If the first group is of another model, swap its model in first.
+        If the first group is for another model, swap that model in first.
         """
         if q.groups and q.groups[0].model != q.model and q.in_s is None:
             yield from self.swap(q, now_s)
@@ -241,7 +243,7 @@ class Qlm:
                 yield Admit(rid, q.batch(g.model))
 
     def swap(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """Swap the model of a queue's first group in, and the present model out.
+        """Swap in the model of a queue's first group, and swap out the present model.
 
         Requests that still run are evicted, because the scheduler has put the first group in front of theirs.
         """
@@ -254,7 +256,7 @@ class Qlm:
         yield from q.hold(m, self.way, drain=not running)
 
     def ready(self, q: Queue, view: View) -> Iterator[Action]:
-        """Open the lane of a model that has been loaded, move its evicted KV cache back, and admit more requests."""
+        """Open the lane of a model that was loaded, move its evicted KV back to the GPUs, and admit more requests."""
         assert q.model is not None
         batch, q.in_s = q.batch(q.model), None
         if view.lane(batch, "mixed") is None:
@@ -269,15 +271,16 @@ class Qlm:
     def waiting_s(self, g: Group) -> float:
         """Return W_g, the seconds until all requests of a group are pulled.
 
-        Deviations are summed over groups later, which gives more than the deviation of their sum.
+        With rwt=clt it includes z deviations. Their sum over several groups is more than the deviation of the groups
+        together.
         """
         n, r = len(g.n), self.rates[g.model]
         return whole((n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta)
 
     def after(self, q: Queue, groups: Sequence[Group], now_s: float) -> After:
-        """Return the state of a queue after `groups` in this order, beginning with what its instance does now.
+        """Return the state of a queue after it has served `groups` in this order.
 
-        Running requests whose group is overtaken are evicted first.
+        It begins with what the queue's instance does now. Running requests whose group is overtaken are evicted first.
         """
         n = sum(g.running for g in q.running())
         leave_s = n * self.rates[q.model].move_s if q.model and self.evict == "host" else 0.0
@@ -285,7 +288,7 @@ class Qlm:
         return self.follow(After(whole(at_s), q.model, leave_s), groups)
 
     def follow(self, s: After, groups: Sequence[Group]) -> After:
-        """Return the state of a queue after some more groups, one after another, from state s."""
+        """Return the state of a queue that serves `groups`, in this order, from state s on."""
         at_s, model, leave_s, sum_s, late_s = s
         for g in groups:
             r = self.rates[g.model]
@@ -297,7 +300,7 @@ class Qlm:
     # ------------------------------------------------------------ global scheduler
 
     def schedule(self, now_s: float) -> None:
-        """Reorder all queues if a group can still move, and either a penalty exceeds v or a queue is empty."""
+        """Reorder all queues if some group may move, and if a penalty exceeds v or a queue is empty."""
         free = sum(not g.running for q in self.queues for g in q.groups[len(self.fixed(q)) :])
         if not free:
             self.v = 0.0
@@ -312,18 +315,19 @@ class Qlm:
                     g.home = q
 
     def relaxed(self, orders: Sequence[Sequence[Group]], now_s: float) -> float:
-        """Return the least v, in seconds, for which no penalty exceeds v when the queues have the given orders."""
+        """Return the least v, in seconds, that no penalty exceeds if the queues have these orders."""
         return max(0.0, *(self.after(q, groups, now_s).late_s for q, groups in zip(self.queues, orders, strict=True)))
 
     def fixed(self, q: Queue) -> list[Group]:
         """Return the groups at the head of a queue that no other group may overtake.
 
-        This is the group whose model is being loaded or, with evict=drain, the groups that run. Else no group is fixed.
+        While a model is loaded, this is its group. Otherwise, with evict=drain, these are the running groups. Otherwise
+        there is none.
         """
         return q.groups[:1] if q.in_s is not None else q.running() if self.evict == "drain" else []
 
     def edf(self, now_s: float) -> list[list[Group]]:
-        """Return an order for each queue: groups by deadline, each in the queue that reaches it first.
+        """Return an order for each queue: groups sorted by deadline, each in the queue that would reach it first.
 
         A group goes in front of running groups only if it meets its SLO there and would miss it behind them.
         """
@@ -351,7 +355,7 @@ class Qlm:
         return [order + lead for order, lead in zip(orders, leads, strict=True)]
 
     def solved(self, v: float, now_s: float) -> list[list[Group]] | None:
-        """Return the order of groups for each queue that the integer program finds, with no penalty above v.
+        """Return the orders of groups, one for each queue, that the integer program chooses with no penalty above v.
 
         Return None if there are too many groups or orders to list, or if the program has no solution.
         """
@@ -373,9 +377,9 @@ class Qlm:
     def listed(
         self, s: After, todo: Sequence[Group], v: float, order: Sequence[Group] = ()
     ) -> Iterator[tuple[list[Group], After]]:
-        """Yield each order of some of the groups `todo` after state s, and its end state, if no penalty exceeds v.
+        """Yield the possible orders of some of the groups `todo` after state s, each with its end state.
 
-        Groups of one model and SLO stay first come first served.
+        No penalty may exceed v, and groups of one model and SLO stay first come first served.
         """
         yield list(order), s
         for g in todo:
@@ -387,24 +391,24 @@ class Qlm:
     # ------------------------------------------------------------ words
 
     def of(self, groups: Sequence[Group]) -> list[int]:
-        """Return the requests of these groups that have been pulled and have not ended."""
+        """Return the requests of these groups that were pulled and have not ended."""
         return [rid for rid, g in self.pulled.items() if g in groups]
 
     def fitting(self, g: Group) -> Sequence[int]:
-        """Return the indices of the queues that may serve a group; once the group runs, this is its own queue alone."""
+        """Return the indices of the queues that may serve a group; if the group runs, only its present queue may."""
         return self.fits[g.model] if not g.running else [self.queues.index(g.home)]
 
     def mean_batch(self, m: str, view: View) -> float:
         """Return the mean number of requests in a decode step of model m so far.
 
-        Before the first step, it is the number that the forecast gives by Little's law.
+        Before the first step, Little's law gives it from the forecast.
         """
         r, seen = self.rates[m], [view.batch(self.queues[k].batch(m)) for k in self.fits[m]]
         steps = sum(b.steps for b in seen)
         return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
 
     def work(self, m: str) -> float:
-        """Return the GPU-seconds per second that a model needs for its forecast requests."""
+        """Return the GPU-seconds per second that model m needs for its forecast requests."""
         r = self.rates[m]
         return r.rate_rps * r.O / r.Theta * self.cluster.models[m].tp
 
@@ -418,10 +422,10 @@ Ways = Mapping[frozenset[int], Sequence[Way]]  # by the jobs that are done
 
 
 def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, ...] | None:
-    """Choose an option for each machine so that every job is done once at the least cost; None if impossible.
+    """Choose an option for each machine so that every job is done once, at the least cost; None if impossible.
 
-    The cost is the sum of the chosen options' sums + weight x their largest penalty. The search is exact, machine by
-    machine. Among equal choices the one with the first options is taken.
+    The cost is the sum of the options' sums + weight x their largest penalty. The search is exact, machine by machine.
+    Among choices of equal cost, the one with the first options is taken.
     """
     each = [gathered((jobs, (t, t + weight * late, (j,))) for j, (jobs, t, late) in enumerate(of)) for of in options]
     every = frozenset[int]().union(*(jobs for ways in each for jobs in ways))
@@ -430,9 +434,9 @@ def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, .
 
 
 def joined(some: Ways, more: Ways) -> Ways:
-    """Combine the choices (ways) of options for some machines with those for one more machine.
+    """Combine choices of options for some machines with those for one more machine.
 
-    Choices in which both do the same job are left out.
+    Combinations that do a job twice are left out.
     """
     return gathered(
         (jobs | new, (t + u, max(value + u, t + added), (*taken, *j)))
@@ -445,7 +449,7 @@ def joined(some: Ways, more: Ways) -> Ways:
 
 
 def gathered(pairs: Iterable[tuple[frozenset[int], Way]]) -> Ways:
-    """Group ways by the set of jobs that they do; keep only ways that may still become the best of their group."""
+    """Group choices (ways) by the set of jobs that they do; of each group keep those that may still become the best."""
     by_jobs: dict[frozenset[int], list[Way]] = {}
     for jobs, way in pairs:
         by_jobs.setdefault(jobs, []).append(way)
@@ -453,9 +457,10 @@ def gathered(pairs: Iterable[tuple[frozenset[int], Way]]) -> Ways:
 
 
 def unbeaten(ways: Iterable[Way]) -> list[Way]:
-    """Keep, in order of rising sum, the ways whose value is lower than that of all ways before them.
+    """Keep, in order of rising sum, each way whose value is lower than the values of all ways before it.
 
-    A way that is left out cannot become the best, whatever further machines add to it and to the ways that are kept.
+    A way that is left out cannot become the best, because further machines add the same to it as to the ways that are
+    kept.
     """
     kept: list[Way] = []
     for way in sorted(ways):

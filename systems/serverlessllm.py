@@ -1,30 +1,31 @@
 """ServerlessLLM: a model keeps its GPU until its requests are done, and starts where that is soonest.
 
-Fu et al., "ServerlessLLM: Low-Latency Serverless Inference for Large Language Models", OSDI 2024, as scheduler of
-whole requests. Its variant + is the oracle of Xiang et al., "Aegaeon", SOSP 2025, without interruptions; the rules of
-Aegaeon's artifact, which drops and interrupts, are another algorithm: serverlessllm_released.py.
+Fu et al., "ServerlessLLM: Low-Latency Serverless Inference for Large Language Models", OSDI 2024, as a scheduler of
+whole requests. Its variant + is the oracle of Xiang et al., "Aegaeon", SOSP 2025, without interruptions. The rules of
+Aegaeon's artifact, which drops and interrupts requests, are another algorithm: serverlessllm_released.py.
 
     x     an instance: a GPU or a tensor-parallel group, with one model at a time and a queue of jobs
     job   requests of one model that came one after the other and run together, at first `most` of them
     S_m   seconds of a request of model m by the forecast: its prefill and O_m decode steps
 
-A request joins the last job of an instance, if that is its model's, or opens one at its end. `place` says where:
-    startup   where it starts soonest: what is left of the jobs before it, and the load, from host memory or from disk;
-              a tie goes to the instance that has been idle longest, and to a busy one last
+A request joins the last job of an instance if that job is its model's. Otherwise it opens a job at the end of an
+instance's queue. `place` chooses the instance:
+    startup   the one where it starts soonest, after the rest of the jobs before it and a load from host memory or disk.
+              Among equals: the instance that has been idle longest; busy ones come last
     fewest    (+) any job of the model with room, else the instance with fewest jobs
-`order=sjf` (+, with the true output lengths: an oracle) runs the shortest job first: the longest of its requests
-counts. A job that runs is not interrupted.
+`order=sjf` (+, with the true output lengths: an oracle) runs the shortest job first. A job is as long as its longest
+request. A job that runs is not interrupted.
 
-Tiers: where host memory is limited (`host_bytes` of the run's spec), a node keeps the models loaded last, and others
-come from its disk. A load from disk is reckoned to begin when those ordered before on its node end, as in the release
+Tiers: if host memory is limited (`host_bytes` of the run's spec), a node keeps the models loaded last, and others come
+from its disk. A load from disk is assumed to begin when earlier loads from the same disk end, as in the release
 (ServerlessLLM/ServerlessLLM, sllm/schedulers/storage_aware_scheduler.py 10851ff, `_get_model_loading_time`;
-sllm/store_manager.py 1848fac, `get_store_info` and `load_to_host`). `way`: rung of a load; by default no start of an
-engine is charged.
+sllm/store_manager.py 1848fac, `get_store_info` and `load_to_host`). `way`: rung of a load. By default it does not
+include the start of an engine.
 
-Live migration (section 5) is left out: there the new instance computes the KV of a request's tokens while the old one
-decodes on, round after round, until few tokens are missing and the request changes over. A request is in one batch
-here, so this would take a member of two, and a prefill of tokens that another batch makes; to discard KV by `Move` and
-`Admit` the request elsewhere would stop it for its whole prefill, which is what the paper's rounds avoid.
+Live migration (section 5) is left out. There, the new instance computes the KV of a request's tokens while the old one
+continues to decode, in rounds, until few tokens are missing and the request changes over. Here a request is in one
+batch, so migration would need a request in two batches, and a prefill of tokens that another batch makes. To discard KV
+by `Move` and `Admit` the request elsewhere would stop it for its whole prefill, which the paper's rounds avoid.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Instance(Slot):
-    """GPUs that hold one model at a time, and their jobs."""
+    """GPUs that hold one model at a time, and the queue of their jobs."""
 
     jobs: list[Job] = field(default_factory=list)  # the first one runs
     behind_s: float = 0.0  # estimated seconds of jobs that do not run yet
@@ -68,7 +69,7 @@ class Instance(Slot):
 
 @dataclass(slots=True)
 class ServerlessLlm:
-    """A policy that runs whole requests, first come first served, on the instance where their model starts soonest."""
+    """A policy of whole requests, first come first served, each on the instance where its model starts soonest."""
 
     cluster: Cluster
     place: str = choice("startup", "fewest")
@@ -105,7 +106,7 @@ class ServerlessLlm:
         self.all = [Instance(self.cluster, gpus) for gpus in instances(self.cluster, work)]
 
     def seconds(self, m: str, prompt: float, output: float) -> float:
-        """Return the seconds of a request alone on its GPUs."""
+        """Return the seconds of one request of model m that is alone on its GPUs."""
         inst, profile = Inst(m, tuple(range(self.cluster.models[m].tp))), self.cluster.profile
         step_s = profile.step_s(inst, 1, int(prompt + output / 2))
         return profile.prefill_s(inst, max(1, int(prompt))) + max(0.0, output - 1) * step_s
@@ -113,7 +114,7 @@ class ServerlessLlm:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Assign requests to jobs, and run the jobs of an instance one after another."""
+        """Assign requests to jobs, and run the jobs of each instance one after another."""
         match event:
             case Arrived(request):
                 return self.arrived(request, view)
@@ -124,7 +125,7 @@ class ServerlessLlm:
         return ()
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
-        """Add a request to the job that `place` chooses, or to a new job on the instance chosen."""
+        """Add a request to the job that the field `place` chooses, or to a new job on the instance that it chooses."""
         m = r.model
         fit = [x for x in self.all if x.fits(m)]
         job: Job | None = None
@@ -148,7 +149,7 @@ class ServerlessLlm:
         yield from self.next(x, view)
 
     def finished(self, rid: int, view: View) -> Iterator[Action]:
-        """Remove a request that has ended; after the last request of a job, begin the instance's next job."""
+        """Remove a request that has ended; if it was the last of its job, begin the instance's next job."""
         x, job = self.where.pop(rid)
         del job.rids[rid]
         x.used_s = view.now_s
@@ -157,7 +158,7 @@ class ServerlessLlm:
             yield from self.next(x, view)
 
     def next(self, x: Instance, view: View) -> Iterator[Action]:
-        """Begin the next job of an instance on which no job runs: load its model and admit its requests."""
+        """Begin the next job of an instance unless a job runs: load its model and admit its requests."""
         if not x.jobs or x.jobs[0].runs:
             return
         if self.order == "sjf":
@@ -178,10 +179,10 @@ class ServerlessLlm:
     # ------------------------------------------------------------ where
 
     def startup_s(self, x: Instance, m: str, view: View) -> tuple[tuple[float, float], Instance, Job | None]:
-        """Estimate the seconds until a request of model m would start on an instance.
+        """Estimate when a request of model m would start on an instance.
 
-        Return (those seconds and the time of last use, which breaks ties), the instance, and the job that the request
-        would join, or None for a new job.
+        Return (seconds until then, time of last use), the instance, and the job that the request would join. The time
+        of last use breaks ties. The job is None if it would be a new one.
         """
         now_s, runs = view.now_s, x.jobs[0] if x.jobs and x.jobs[0].runs else None
         wait_s = x.behind_s + (max(0.0, runs.until_s - now_s) if runs else 0.0)
@@ -199,11 +200,14 @@ class ServerlessLlm:
         return plan.rate_rps if plan else 0.0
 
     def loading_s(self, x: Instance, m: str, view: View) -> float:
-        """Estimate the seconds to load model m on an instance: from host memory, or from disk after earlier loads."""
+        """Estimate the seconds to load model m on an instance, from its node's host memory or else from disk.
+
+        A load from disk waits for earlier loads from the same disk.
+        """
         if self.here(x, m, view):
             return self.load_s[m]
         return max(0.0, self.disk_until_s.get(x.node, 0.0) - view.now_s) + self.disk_s[m]
 
     def here(self, x: Instance, m: str, view: View) -> bool:
-        """Tell whether the memory of an instance's node has the weights of model m."""
+        """Tell whether the host memory of an instance's node holds the weights of model m."""
         return not self.disk_s or view.weights(Inst(m, Host(x.node))) == "in"

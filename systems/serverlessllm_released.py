@@ -1,11 +1,11 @@
-"""ServerlessLLM in Aegaeon's artifact: whole requests, least recently used worker; its + interrupts.
+"""ServerlessLLM in Aegaeon's artifact: whole requests, least recently used worker; its variant + interrupts.
 
 Xiang et al., "Aegaeon: Effective GPU Pooling for Concurrent LLM Serving on the Market", SOSP 2025; its artifact
 MachineLearningSystem/25SOSP-Aegaeon 1c3b110, aegaeon/sim: `SeLLMPolicy` (`V02Policy`) here, `SeLLMPlusPolicy` as preset
 `plus`. Lines are those of the same files in Zyyeric/Aegaeon 6409f04.
 
     worker   a GPU, or a tensor-parallel group, with one model at a time and a queue of requests
-    front    the first requests of a queue that have one model: they run together
+    front    the first requests of a queue that are for one model: they run together
     batch    (plus) at most QS requests of one model that are sorted as one
     QS       `most`, 4 (scheduler.py:169)
 
@@ -13,20 +13,20 @@ Rules, with their lines:
     start    workers are empty (worker.py:70); nothing is loaded before a request needs it
     arrival  the only time when requests are dropped, placed or sorted (scheduler.py:77-81)
     drop     requests without a token more than `drop_s`, 15 s, after they came (43-45); this arrival still counts them
-             as queued, for a worker purges its own queue later (worker.py:119, 184-191)
+             as queued, because a worker removes its own later (worker.py:119, 184-191)
     place    a queue ends with a run of requests of one model; an empty queue has the worker's model, and a run of 0
-             (scheduler.py:197-205). If all runs of the request's model are QS long (212-213), it goes to the first
-             worker without a model, else to the worker of another model whose last step ended first (217-224): that a
-             worker is loading, or has a long queue, does not matter. Otherwise, and where there is no such worker, it
-             goes to the shortest run of its model (233-239), however long that is.
-    LRU      the clock of a worker is the end of its last step (worker.py:242); a load does not move it
-    run      the front runs (157-180); when it is of another model, that is loaded from host memory: there is no other
+             (scheduler.py:197-205). If all runs of the request's model are QS long (212-213), the request goes to the
+             first worker without a model, else to the worker of another model whose last step ended first (217-224).
+             Whether that worker is loading, or has a long queue, does not matter. Otherwise, or if there is no such
+             worker, it goes to the shortest run of its model (233-239), however long that is.
+    LRU      the clock of a worker is the end of its last step (worker.py:242); a load does not change it
+    run      the front runs (157-180); if it is for another model, that is loaded from host memory: there is no other
              tier, and no engine to start (245-267, simulate.py:46)
 
 `plus` (the true output lengths are an oracle):
-    batches  each queue is cut anew at each arrival, each request into the first batch with room (scheduler.py:272-284)
+    batches  at each arrival each queue is cut again, each request into the first batch with room (scheduler.py:272-284)
     place    the first batch of its model with room on any worker, else a new one where there are fewest (291-306)
-    sort     the batches of all workers, shortest first: a batch with prompts to compute by the prefill of these, else
+    sort     the batches of each worker, shortest first: a batch with prompts to compute by the prefill of these, else
              by what its first request has left to decode, alone, at its mean context (309-325)
     evict    requests that ran and are not in the front lose their KV, and so does the whole queue when a model is
              loaded (worker.py:193-204, 254-256): KV is computed again (request.py:91-94). A load is not cut short.
@@ -34,7 +34,7 @@ Rules, with their lines:
 What differs: step and load times are those of the run, not the artifact's fits and its 16 GB/s. The engine forms the
 steps of the front, in chunks if the run says so. The prompts of a batch are priced as one. A worker is interrupted by
 the answer to an arrival, not at its next step, and a dropped request leaves its queue right after that arrival. No
-event tells when a step ends: those since the last event of a worker are taken to be as long as the next one.
+event reports the end of a step, so all steps since a worker's last event are assumed to be as long as its next one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """A batch of a worker's queue (preset plus): requests of one model that are sorted together."""
+    """A batch in a worker's queue (preset plus): requests of one model that are sorted as one."""
 
     model: str
     entries: list[Entry] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Group:
 
 @dataclass(slots=True)
 class ServerlessLlmReleased:
-    """A policy in which requests queue for a worker when they arrive, and a worker serves the front of its queue."""
+    """A policy that queues each request at a worker on arrival; a worker serves the front of its queue."""
 
     cluster: Cluster
     order: str = choice("fcfs", "srtf")
@@ -124,7 +124,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ events
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place a request when it arrives; after other events let the worker concerned follow its queue."""
+        """Place a request when it arrives; after other events, let the worker concerned follow its queue."""
         match event:
             case Arrived(request):
                 return self.arrived(request, view)
@@ -139,7 +139,7 @@ class ServerlessLlmReleased:
         return ()
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
-        """Drop requests that have waited too long, place the new request, and with preset plus sort all queues."""
+        """Drop requests that waited too long, and place the new one; with preset plus, also sort all queues."""
         touched = set()
         for e in takewhile(lambda e: view.now_s - e.request.arrival_s > self.drop_s, self.entries.values()):
             if not e.token and not e.dropped:
@@ -169,17 +169,17 @@ class ServerlessLlmReleased:
         return e
 
     def keeps(self, e: Entry, *, kv: bool) -> None:
-        """Record whether a request's KV is kept; the estimate of its batch's prefill seconds is then out of date."""
+        """Record whether a request's KV is kept, and discard the stale estimate of its batch's prefill seconds."""
         e.kv, e.group.prefill_s = kv, None
 
     def prefilled(self, rid: int, now_s: float) -> None:
-        """Note that a request has its first token, and that its KV cache is kept unless it has been interrupted."""
+        """Note that a request has its first token, and has KV unless it was interrupted meanwhile."""
         e = self.entries[rid]
         e.token, e.worker.stepped_s = True, now_s
         self.keeps(e, kv=rid in e.worker.runs)
 
     def finished(self, rid: int, state: str, view: View) -> Iterator[Action]:
-        """Remove a request from its queue."""
+        """Remove a request that has ended from its queue, and let the worker follow the queue."""
         e = self.entries.pop(rid)
         x = e.worker
         x.queue.remove(e)
@@ -191,7 +191,7 @@ class ServerlessLlmReleased:
         yield from self.follow(x, view)
 
     def loaded(self, inst: Inst, view: View) -> Iterator[Action]:
-        """Note that a worker's model is loaded, and follow its queue, whose front may be of another model by now."""
+        """Note that a worker's model is loaded, and follow its queue; its front may be for another model by now."""
         x = next(x for x in self.workers if x.has(inst))
         x.loading = False
         yield from self.follow(x, view)
@@ -213,7 +213,10 @@ class ServerlessLlmReleased:
         return min(mine, key=lambda x: runs[x][1])
 
     def last_run(self, x: Worker) -> tuple[str | None, int]:
-        """Return the model of the last request in a worker's queue, and how many requests of it end the queue."""
+        """Return the model of the last request in a worker's queue, and the length of the run of its requests there.
+
+        For an empty queue, return the worker's model and 0.
+        """
         m = x.queue[-1].request.model if x.queue else x.model
         return m, sum(1 for _ in takewhile(lambda e: e.request.model == m, reversed(x.queue)))
 
@@ -227,7 +230,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ ServerlessLLM+: where, and in which order
 
     def batches(self, cut: Iterable[Group]) -> list[Group]:
-        """Return a queue's batches formed again: each request joins the first batch of its model with room."""
+        """Return a queue's batches after forming them again: each request joins its model's first batch with room."""
         new: list[Group] = []
         last: dict[str, Group] = {}  # by model; those before it are full
         for batch in filter(lambda batch: batch.entries, cut):
@@ -246,7 +249,8 @@ class ServerlessLlmReleased:
     def join(self, m: str, fit: Sequence[Worker], cuts: Mapping[Worker, list[Group]]) -> tuple[Worker, Group]:
         """Return the worker and batch for a new request.
 
-        It is the first batch of its model with room, or else a new batch on the worker with the fewest batches.
+        It joins the first batch of its model with room. If there is none, it gets a new batch on the worker with the
+        fewest batches.
         """
         for x in fit:
             for batch in cuts[x]:
@@ -257,10 +261,10 @@ class ServerlessLlmReleased:
         return x, batch
 
     def left_s(self, batch: Group, view: View) -> float:
-        """Return the seconds by which batches are sorted, the shortest first.
+        """Return the seconds by which a batch is sorted; batches with fewer come first.
 
-        They are the prefill time of the batch's prompts that are not computed yet. If all are, they are what its first
-        request has left to decode.
+        If some prompts are not computed yet, they are the seconds to prefill those. Otherwise they are the seconds that
+        the batch's first request has left to decode.
         """
         head, profile = batch.entries[0], self.cluster.profile
         inst = head.worker.inst(batch.model)
@@ -277,7 +281,10 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ a worker
 
     def follow(self, x: Worker, view: View) -> Iterator[Action]:
-        """Run the front of a worker's queue, loading its model if necessary, and interrupt other running requests."""
+        """Run the front of a worker's queue, and interrupt the worker's other running requests.
+
+        If the front is for another model, load that model first.
+        """
         first = next((e.request.model for e in x.queue if not e.dropped), None)
         swap = first not in (None, x.model) and not x.loading
         m = first if swap else x.model

@@ -1,8 +1,8 @@
-"""SLINFER: instances of several models share a GPU by tokens, and a request enters where three tests hold.
+"""SLINFER: instances of several models share a GPU by tokens, and a request is admitted where three tests hold.
 
 Xu, Li, Chen et al., "Towards Resource-Efficient Serverless LLM Inference with SLINFER", HPCA 2026 (arXiv 2507.00507).
-The rules are those of its release, BarrinXu/SLINFER e915356, SLINFER_core/scheduler, whose core has no licence: rules
-only. Files are named where a rule stands. CPU instances, which the paper puts first, are left out: no engine here
+The rules are those of its release, BarrinXu/SLINFER e915356, SLINFER_core/scheduler. Its core has no licence, so only
+rules were taken. Files are named at each rule. CPU instances, which the paper puts first, are left out: no engine here
 serves them.
 
     node       GPUs that instances share: one, or a tensor-parallel group
@@ -12,25 +12,26 @@ serves them.
     quota      steps of a turn: one while the worker has prompts, else 4, 2 or 1 by the model's size (worker.py,
                get_recommend_quota_size)
 
-Turns (node.py, schedule): when a turn ends, the worker whose earliest deadline comes first is next.
+Turns (node.py, schedule): when a turn ends, the worker with the earliest deadline is next.
 
-A request enters a worker (node.py, can_add_request_to_worker) where
+A worker takes a request (node.py, can_add_request_to_worker) if all three tests hold:
 
     memory     KV for all tokens of its requests, 512 more for each, and at least 4,096 tokens, fits the node beside the
                KV memory of the others and all weights;
-    decode     the workers' decode steps, each over its TPOT, sum up to 1 at most;
-    prefill    the workers' prompts, one worker after the other by deadline, end in time from this worker on.
+    decode     the decode steps of the node's workers, each over its TPOT SLO, sum to at most 1;
+    prefill    if the node's workers prefill one after the other by deadline, the prompts of this worker and of those
+               after it end in time.
 
-Step times are the profile's, 5 % longer (power_estimator.py, safety_factor). Of a model's workers the one with most
-requests is asked first. Where none takes the request, a neighbour may be preempted: it has at most as many requests,
-fewest first, and frees what is lacking; its requests lose their KV and enter anew (pool.py, preempt_worker_async,
-save_kv=False). Else a new worker is started on the fullest node that takes it. Else the request asks again 0.25 s
-later, and is dropped once its deadline is over (gateway.py). KV memory grows to 1.25 times the need, and shrinks where
-it is more than that above it (worker.py). A worker without requests stays for 1 s.
+Step times are the profile's, 5 % longer (power_estimator.py, safety_factor). Of a model's workers, the one with most
+requests is asked first. If none takes the request, a neighbour may be preempted. It has at most as many requests (those
+with fewest come first) and frees enough memory. Its requests lose their KV and are admitted again (pool.py,
+preempt_worker_async, save_kv=False). Else a new worker starts on the fullest node that takes it. Else the request asks
+again 0.25 s later, and is dropped once its deadline is over (gateway.py). KV memory grows to 1.25 times the need, and
+shrinks if it is above that by more than the same factor (worker.py). A worker without requests stays for 1 s.
 
-Open there, and chosen here: models that are not in its table of quotas have that of the nearest size; a model has one
-worker on a node, where the release starts several processes of a type; deadlines of a worker's decodes are compared by
-its steps, not request by request, which gives the same order while all of them step.
+Left open there, and chosen here: models that are not in its table of quotas have that of the nearest size; a model has
+one worker on a node, where the release starts several processes of a type; deadlines of a worker's decodes are compared
+by its steps, not by request, which gives the same order while all of them step.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Worker:
     def queued(self, profile: Profile) -> Queue:
         """Return the totals of the worker's prompts.
 
-        They are cached, because each arrival asks for them and they rarely change under overload.
+        They are cached, because each arrival needs them and they rarely change under overload.
         """
         if self.queue is None:
             jobs = self.prompts.values()
@@ -123,7 +124,7 @@ class Worker:
         return self.queued(profile).tokens + view.batch(self.batch).ctx_tokens
 
     def deadline_s(self, view: View, profile: Profile) -> float:
-        """Return the earliest deadline of the worker's requests: worker.py, get_next_token_ddl."""
+        """Return the earliest deadline among the worker's requests (released: worker.py, get_next_token_ddl)."""
         due_s = self.queued(profile).due_s
         while self.order and (self.order[0][2].worker is not self or self.order[0][1] in self.prompts):
             heappop(self.order)
@@ -161,7 +162,7 @@ class Node:
 
     @property
     def used(self) -> int:
-        """Bytes of the workers' weights and KV memory, per GPU: node.py, cal_node_memory_budget_with_target_worker."""
+        """Bytes of the workers' weights and KV, per GPU (node.py, cal_node_memory_budget_with_target_worker)."""
         return sum(w.model.weight_bytes + w.kv_bytes for w in self.workers.values())
 
 
@@ -206,7 +207,7 @@ class Slinfer:
         self.at = {g: node for node in self.nodes for g in node.gpus}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Find workers for requests, hand out turns, and let workers grow, shrink and go."""
+        """Find workers for requests, give turns to workers, and grow, shrink and stop them."""
         match event:
             case Arrived(r):
                 self.jobs[r.id] = Job(r)
@@ -230,7 +231,7 @@ class Slinfer:
                 yield from self.gone(inst, view)
 
     def loaded(self, worker: Worker, view: View) -> Iterator[Action]:
-        """Let a loaded worker take turns, and excuse its requests for the load's seconds."""
+        """Let a loaded worker take turns, and extend its requests' deadlines by the seconds of the load."""
         worker.loading, worker.queue = False, None
         for job in worker.jobs.values():  # worker.py, delay_requests_due_to_model_loading
             job.excused_s += self.cluster.profile.load_s(worker.batch.inst, self.way)
@@ -275,7 +276,7 @@ class Slinfer:
         yield Run(first.batch, steps=self.quota(first) if len(ready) > 1 else None, chunk_tokens=0)
 
     def quota(self, w: Worker) -> int:
-        """Return the number of steps in a worker's turn: worker.py, get_recommend_quota_size."""
+        """Return the number of steps in a worker's turn (released: worker.py, get_recommend_quota_size)."""
         size = w.model.weight_bytes * w.model.tp
         return 1 if w.prompts else next((steps for most, steps in QUOTAS if size < most), 1)
 
@@ -293,9 +294,9 @@ class Slinfer:
     # ------------------------------------------------------------ requests: pool.py, schedule_incoming_request
 
     def enter(self, job: Job, view: View) -> Iterator[Action]:
-        """Put a request into a worker of its model, or else let it wait and ask again.
+        """Put a request into a worker of its model; if none takes it, let it wait and ask again.
 
-        The first choice is a worker that takes it, then one for which a neighbour can be preempted, then a new worker.
+        A worker that takes it is tried first, then one that takes it once a neighbour is preempted, then a new worker.
         """
         m, sign = job.request.model, -1 if self.packing else 1
         model = self.cluster.models[m]
@@ -327,10 +328,10 @@ class Slinfer:
         yield self.next_ask()
 
     def order(self) -> list[Node]:
-        """Return the nodes in the order in which new workers try them, empty ones last: pool.py, try_allocate_worker.
+        """Return the nodes in the order in which new workers try them; empty nodes are last.
 
-        As in the release, nodes are removed from the list during a walk through it. So of two empty nodes side by side
-        the second one keeps its place.
+        As in the release (pool.py, try_allocate_worker), nodes are removed from the list while a loop passes through
+        it. So of two empty nodes side by side, the second keeps its place.
         """
         nodes = sorted(self.nodes, key=lambda n: n.used, reverse=True)
         if not self.packing:
@@ -343,7 +344,10 @@ class Slinfer:
         return nodes + empty
 
     def join(self, w: Worker, job: Job, view: View, *first: Action) -> Iterator[Action]:
-        """Add a request to a worker, and enlarge the worker's KV memory for it as far as the node has room."""
+        """Add a request to a worker, and enlarge the worker's KV memory if the request needs more.
+
+        The actions `first` come before the request is admitted.
+        """
         need = self.need(w, job, view)
         if need > w.kv_bytes:  # node.py, check_worker_need_kv_scale_up
             spare = w.node.room - w.node.used + w.kv_bytes
@@ -363,7 +367,7 @@ class Slinfer:
         yield from (Limit(w.batch.inst.model, g, kv_bytes) for g in w.batch.inst.place)
 
     def again(self, view: View) -> Iterator[Action]:
-        """Retry requests that no worker took and that are due to ask again; drop those whose deadline has passed."""
+        """Ask workers again for waiting requests whose time to ask has come; drop those whose deadline has passed."""
         while self.waiting and (job := next(iter(self.waiting.values()))).again_s <= view.now_s:
             rid = job.request.id
             del self.waiting[rid]
@@ -371,11 +375,11 @@ class Slinfer:
         yield self.next_ask()
 
     def next_ask(self) -> Wake:
-        """Return the timer for the first waiting request that asks again."""
+        """Return the timer for the waiting request that asks next."""
         return Wake(next((job.again_s for job in self.waiting.values()), math.inf), "again")
 
     def finished(self, job: Job, view: View) -> Iterator[Action]:
-        """Forget a request that has ended, and reduce its worker's KV memory.
+        """Forget a request that has ended, and shrink its worker's KV memory if the worker needs much less.
 
         A worker without requests is stopped after `keep_s` seconds.
         """
@@ -407,7 +411,7 @@ class Slinfer:
         yield Wake(min(left_s, default=math.inf), "idle")
 
     def stop(self, w: Worker, *, drain: bool) -> Iterator[Action]:
-        """Stop a worker; its requests then belong to no worker."""
+        """Stop a worker. Its requests then have no worker."""
         del w.node.workers[w.batch.inst.model]
         w.node.leaving.add(w.batch.inst.model)
         for job in w.jobs.values():
@@ -419,7 +423,7 @@ class Slinfer:
     # ------------------------------------------------------------ the three tests: node.py, can_add_request_to_worker
 
     def takes(self, w: Worker, job: Job, view: View, *, memory: bool = True) -> bool:
-        """Tell whether a worker, which may be new, passes the tests for taking a request.
+        """Tell whether a worker, which may be new, passes the three tests for taking a request.
 
         With memory=False the test of memory is left out.
         """
@@ -429,16 +433,16 @@ class Slinfer:
         return sum(others) + self.part(w, job, view) <= 1 and self.in_time(w, job, view)
 
     def lacking(self, w: Worker, job: Job, view: View) -> int:
-        """Return the bytes per GPU that a node lacks for one more request of a worker; 0 or less if it has room."""
+        """Return the bytes per GPU that a node lacks for a worker to take a request; 0 or less if there is room."""
         need, new = self.need(w, job, view), w.batch.inst.model not in w.node.workers
         if need <= w.kv_bytes:
             return 0
         return w.node.used + (w.model.weight_bytes if new else 0) - w.kv_bytes + need - w.node.room
 
     def part(self, w: Worker, job: Job | None, view: View) -> float:
-        """Return the seconds of a worker's decode step over its TPOT SLO: worker.py, update_time_slice.
+        """Return the seconds of a worker's decode step over its TPOT SLO (released: worker.py, update_time_slice).
 
-        The request `job`, if given, counts as one more of the worker's.
+        If `job` is given, the worker is counted with that request too.
         """
         seqs = len(w.jobs) + (job is not None)
         if not seqs or w.model.tpot_slo_s == math.inf:
@@ -447,10 +451,10 @@ class Slinfer:
         return SAFETY * self.cluster.profile.step_s(w.batch.inst, seqs, tokens) / (MARGIN * w.model.tpot_slo_s)
 
     def in_time(self, target: Worker, job: Job, view: View) -> bool:
-        """Tell whether the prompts of the target worker, and of the workers after it, end before their deadlines.
+        """Tell whether the prompts of `target`, with `job`, and of the workers after it end before their deadlines.
 
-        The workers of a node prefill one after the other by deadline: node.py, check_prefill_DDLs_with_target_worker.
-        While the target is loading the answer is True.
+        The workers of a node prefill one after the other by deadline (node.py, check_prefill_DDLs_with_target_worker).
+        While `target` is loading, the answer is True.
         """
         if target.loading:  # its lateness is excused
             return True
@@ -471,17 +475,17 @@ class Slinfer:
         return True
 
     def victim(self, w: Worker, job: Job, view: View) -> Worker | None:
-        """Return the neighbour to preempt for a request, if any: node.py, find_memory_preemption_with_target_worker."""
+        """Return the neighbour to preempt for a request (node.py, find_memory_preemption_with_target_worker)."""
         lacking = self.lacking(w, job, view)
         others = [v for v in w.node.workers.values() if v is not w and len(v.jobs) <= len(w.jobs) + 1]
         others.sort(key=lambda v: len(v.jobs))
         return next((v for v in others if v.model.weight_bytes + v.kv_bytes >= lacking), None)
 
     def need(self, w: Worker, job: Job | None, view: View, times: float = 1.0) -> int:
-        """Return the KV bytes per GPU that a worker needs, with `job` if given: worker.py, get_kv_usage.
+        """Return the KV bytes per GPU that a worker needs (released: worker.py, get_kv_usage).
 
-        The bytes of its tokens are multiplied by `times`. The result is never more than the node has beside the
-        weights, so that a request that fits alone is taken.
+        If `job` is given, the worker is counted with that request too. The bytes of its tokens are multiplied by
+        `times`. The result is at most what the node has beside the weights, so a request that fits alone is taken.
         """
         seqs = len(w.jobs) + (job is not None)
         tokens = w.tokens(view, self.cluster.profile) + (job.tokens if job else 0) + AHEAD * seqs

@@ -1,28 +1,29 @@
 """Static partitioning (S-Partition): every model keeps a fixed share of its GPU's KV memory for the whole run.
 
-The baseline of Prism (Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving",
-arXiv 2505.04021, section 7.1), sized as its released get_memory_pool_size.py does (`rate`; prism-research 595ec1f) or
-evenly, as kvcached's benchmark does (`equal`).
+The baseline of Prism (Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving", arXiv
+2505.04021, section 7.1). Shares are sized as in its released get_memory_pool_size.py (`rate`; prism-research 595ec1f),
+or are equal, as in kvcached's benchmark (`equal`).
 
     r_m   forecast request rate of model m          s_m   KV bytes of one token
-    F_g   memory of GPU g left beside weights       K_m   KV memory of model m, its limit for ever
+    F_g   memory of GPU g left beside weights       K_m   KV memory of model m, its limit for the whole run
 
     rate:   K_m = F_g r_m s_m / sum over g of r s         equal:  K_m = F_g / number of models on g
     each at least `floor` longest requests, each with a granule to spare; the others scale down
 
-The paper leaves open, and `bench tune` chooses: how shares are sized by default, the floor (where it does not fit, as
-much of it as does), and the `placement`: by `pressure` of KV demand on memory, heaviest weights first, as in the other
-systems that place once; by `rate`, so that the busiest GPU has the fewest requests; `searched`, the lowest pressure of
-all placements.
+The paper leaves some choices open, which `bench tune` makes: how shares are sized by default; the floor (if it does not
+fit, as much of it as does); and the `placement`. `pressure`: by KV demand over free memory, heaviest weights first, as
+in the other systems that place once. `rate`: the busiest GPU gets as few requests as possible. `searched`: the lowest
+pressure of all placements.
 
-`replicas` is what an operator does with room to spare: models have copies, as the forecast asks for them (`copies` in
-harness/policy/placement.py), and a request goes to the copy with the fewest requests. r_m is then that of a copy. Where
-no copy helps, the run is skipped, since it would equal that of `static`.
+`replicas` is what an operator does with room to spare: models have as many copies as the forecast asks for (`copies` in
+harness/policy/placement.py), and a request goes to the copy with the fewest requests. r_m is then the rate of a copy.
+Where no copy helps, the run is skipped, since it would equal that of `static`.
 
 `production-stack` sends requests to copies as vLLM's router does by default (vllm-project/production-stack 008a23b,
-src/vllm_router/routers/routing_logic.py, RoundRobinRouter, and the same in 5ae0b10): the k-th request of all models, k
-from 0, goes to copy k mod n of the n that its model has. They are in order of their URLs there, of their placement
-here. Its other rules need what no trace here has: sessions, or prompts, or prefixes kept between requests.
+src/vllm_router/routers/routing_logic.py, RoundRobinRouter, and the same in 5ae0b10). Requests of all models are
+numbered from 0, and request k goes to copy k mod n of the n copies of its model. Copies are ordered by URL there, and
+by placement here. The router's other rules need what no trace here has: sessions, prompts, or prefixes kept between
+requests.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ DECISION_S = 0.0  # decides once, before the start; with `replicas`, a look at a
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """A policy in which models stay where the plan puts them, each with a KV memory limit from the plan."""
+    """A policy that places models once by the forecast, each with a fixed limit on its KV memory."""
 
     cluster: Cluster
     size: str = choice("equal", "rate", tuned=True)
@@ -74,7 +75,7 @@ class Static:
         object.__setattr__(self, "hears", frozenset({Woke, Arrived} if self.replicas else {Woke}))
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place, limit, route and run every model at the start; after that, route requests of models with copies."""
+        """Load, route and run every model at the start; then route the requests of models that have copies."""
         match event:
             case Woke("start"):
                 yield from self.start()
@@ -86,7 +87,7 @@ class Static:
                     yield Admit(request.id, idlest(m, places, view))
 
     def start(self) -> Iterable[Action]:
-        """Load every model and its copies with their limits; route all requests of a model that has no copies."""
+        """Load every model and its copies, and set their limits; route all requests of a model without copies."""
         homes = spread(self.cluster, by=self.placement)
         self.places.update(replicas(self.cluster, homes) if self.replicas else {m: [at] for m, at in homes.items()})
         for m, places in self.places.items():
@@ -99,7 +100,7 @@ class Static:
             yield from self.partition(g, [m for m, places in self.places.items() if any(g in at for at in places)])
 
     def partition(self, g: int, tenants: list[str]) -> Iterable[Action]:
-        """Yield the KV memory limits K_m of the models on GPU g."""
+        """Yield the limits K_m on the KV memory of the models on GPU g."""
         models = self.cluster.models
         F_g = self.cluster.gpus[g].mem_bytes - sum(models[m].weight_bytes for m in tenants)
         if self.size == "rate":

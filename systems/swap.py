@@ -1,58 +1,58 @@
 """Swapping: servers of more models than fit, started on request and stopped for others, as routers of today do it.
 
-A router holds a request until the server of its model is up. The rule of each preset, and the file in which it stands:
+A router holds a request until the server of its model is up. The rule of each preset, and the file that has it:
 
-    llama-swap   mostlygeek/llama-swap 8eb1d58, internal/router/scheduler/fifo.go: requests of a server that is up, or
-                 starting, go at once, past all that wait; a swap begins when what it stops serves nobody
-                 (conflictsWithInFlight). internal/router/group.go 141b395: who is in a group with `swap` stops its
-                 other members, and those of other groups only if it is `exclusive`. Groups and CUDA_VISIBLE_DEVICES are
-                 the user's to write, to keep some models loaded for good while others are swapped out
+    llama-swap   mostlygeek/llama-swap 8eb1d58, internal/router/scheduler/fifo.go: requests for a server that is up, or
+                 starting, are sent at once, past all that wait; a swap begins when the servers that it stops have no
+                 requests (conflictsWithInFlight). internal/router/group.go 141b395: a member of a group with `swap`
+                 stops its other members, and those of other groups only if it is `exclusive`. Users write groups and
+                 CUDA_VISIBLE_DEVICES, to keep some models loaded for good while others are swapped out
                  (config.example.yaml cd46f56). Here each model has GPUs of its own while there are enough on some
                  host; else those of one tensor-parallel degree share theirs, in groups with `swap` that are not
-                 `exclusive`. How many requests a server may have is the user's to say too, 10 unless said, beyond
-                 which they are refused (429): as many as come here
+                 `exclusive`. Users also set how many requests a server may have, by default 10; more are refused (429).
+                 Here there is no such limit
     llama-swap-exclusive   the same groups, each `exclusive`, as they are by default (internal/config/config.go 032d741,
-                 GroupConfig): who starts stops the servers of all other groups too, but for `persistent` ones
-                 (group.go, EvictionFor), so that one server runs at a time, however many GPUs are free. One that is up
-                 stops the others likewise before it takes a request (fifo.go, OnRequest)
+                 GroupConfig): a server that starts also stops those of all other groups, except `persistent` ones
+                 (group.go, EvictionFor). So one server runs at a time, however many GPUs are free. One that is up also
+                 stops the others before it takes a request (fifo.go, OnRequest)
     llama-swap-matrix   `matrix` instead of groups, internal/router/matrix_solver.go 9433523, Solve: a model's server
-                 starts beside those of a set that holds it; the set is the one whose absence costs least, the sum over
-                 running servers outside of it, and these stop, once none of them serves. Who waits for that holds up no
-                 other (scheduler/fifo.go, drainQueue). The sets are the user's to write: here every few models that fit
-                 on their GPUs beside each other with KV memory for 4 requests each, as `router` has it, of which those
-                 that keep more servers, then those asked for most, stand first
+                 runs beside those of a set that contains it. The set of least cost is chosen, the sum over running
+                 servers outside of it; these stop, once none has requests. Other requests do not wait for that
+                 (scheduler/fifo.go, drainQueue). Users write the sets. Here they are all sets of models that fit on
+                 their GPUs together with KV memory for 4 requests each, as for `router`. Of sets of equal cost, the one
+                 that keeps more servers, then those with higher rates, is taken
     llama-swap-fifo   before PR 784 of May 2026, proxy/processgroup.go 031580d and process.go 026ab8d: a lock taken in
-                 order of arrival, and held until the server before has served its last request
+                 order of arrival, and held until the previous server has served its last request
     router       ggml-org/llama.cpp f2dc72b, tools/server/server-models.cpp, server_lru_sched: at most models_max
-                 servers, 4 (common/common.h 001d906); of those that serve nobody the one whose last request came
-                 first stops; requests of a server that is up pass, and the model that waits longest starts first.
-                 How much KV memory a server reserves is its user's to say: as much as Ollama's here
+                 servers, 4 (common/common.h 001d906). Of those without requests, the one whose last request came first
+                 stops; requests for a server that is up pass others; the model that waits longest starts first. Users
+                 set how much KV memory a server reserves; here it is as much as with Ollama
     ollama       ollama/ollama 09f1587, server/sched.go: 3 a GPU (defaultModelsPerGPU), on the GPU with most free memory
-                 that holds weights and KV of 4 requests, else of 1 (defaultParallel); the first by name of those that
-                 serve nobody stops, else the first of all is awaited and takes no more (findRunnerToUnload: by
+                 that holds weights and KV of 4 requests, else of 1 (defaultParallel). Of those without requests, the
+                 first by name stops; else the first of all takes no more and is awaited (findRunnerToUnload: by
                  keep-alive, equal here; since PR 10185 then by path). envconfig/config.go: keep-alive of 5 minutes.
-                 Requests of a server that is up pass the others, as issue 17408 has it of 0.31.1; there they queue
+                 Requests for a server that is up pass the others, as in 0.31.1 (issue 17408); in 09f1587 they queue
     kubeai       kubeai-project/kubeai, scale to zero: a server has GPUs of its own (resourceProfiles), starts when a
-                 request comes (modelclient/scale.go 1dbb673, ScaleAtLeastOneReplica) and waits for free ones, as no
-                 other stops for it. Every 10 s (config/system.go 0d7de29, Interval) the requests of each model are
-                 counted; of the last 60 counts (TimeWindow, 10 min) over 100 (model_types.go 094b02b, TargetRequests)
-                 the mean, rounded up, is the number of replicas, and fewer of them three times in a row
-                 (ScaleDownDelaySeconds, 30 s) are waited for (scale.go, consecutiveScaleDowns): none are left at the
-                 63rd count of zero. One replica at most here (maxReplicas). modelautoscaler/autoscaler.go is read in
-                 the fork thehonker/kubeai 9c88521
-    sleep        doublewordai/llmux 036de96, src/policy/fifo.rs, and switcher.rs 032221c: one vLLM is awake; the oldest
-                 request's model is next, after 5 s awake at least and once the last request is served. During these
-                 5 s requests of the one awake pass, later they wait. Level 1 of vLLM's sleep; `sleep-2`: level 2
+                 request comes (modelclient/scale.go 1dbb673, ScaleAtLeastOneReplica) and waits for free GPUs, as no
+                 other stops for it. Every 10 s (config/system.go 0d7de29, Interval) each model's requests are counted.
+                 The mean of the last 60 counts (TimeWindow, 10 min), over 100 (model_types.go 094b02b, TargetRequests)
+                 and rounded up, is the number of replicas; a lower one must come three times in a row
+                 (ScaleDownDelaySeconds, 30 s; scale.go, consecutiveScaleDowns). So none are left at the 63rd count of
+                 zero. One replica at most here (maxReplicas). modelautoscaler/autoscaler.go is read in the fork
+                 thehonker/kubeai 9c88521
+    sleep        doublewordai/llmux 036de96, src/policy/fifo.rs, and switcher.rs 032221c: one vLLM is awake. The oldest
+                 request's model is next, after at least 5 s awake and once the last request is served. During these
+                 5 s requests for the one awake pass, later they wait. Level 1 of vLLM's sleep; `sleep-2`: level 2
 
-    queue     which requests pass older ones: of any server that is up, or for its first `stay_s` alone
+    queue     which requests pass older ones: those of any server that is up, or only during its first `stay_s`
     stay_s    with queue=fifo: seconds for which a server that came up takes requests past others, and is not stopped
-    most      servers on each of the pool's GPUs or groups; where it is 1, none stands beside another
-    victim    which of those that serve nobody stops for another: least recently used, first by name, outside of the
-              set that costs least, those of its group and by `exclusive` of others, or none
+    most      servers on each of the pool's GPUs or groups; if it is 1, servers share no GPU
+    victim    which server without requests stops for another: the least recently used, the first by name, those outside
+              of the set of least cost, those of its group (and with `exclusive` of others), or none
     pools     a router for each group of GPUs, with models of its own, or one router for all GPUs
-    slots     longest requests for which a server reserves KV memory; 0: it takes what it finds free
+    slots     longest requests for which a server reserves KV memory; 0: it takes the memory that is free
     keep_s    seconds without a request after which a server stops; 0: never
-    look_s    seconds between two looks at which a server is seen without requests; 0: it is seen at once
+    look_s    seconds between two looks that find servers without requests; 0: they are found at once
     keep      `keep_s` of some models, as "a=60 b=0" (llama-swap: ttl; docs/config.example.yaml 04abb85, and the next)
     priority  of some models, whose requests wait before those of lower ones; else 0 (llama-swap: scheduler.settings.
               fifo.priority; fifo.go 0811ad0, enqueue)
@@ -99,7 +99,7 @@ class Server:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """A router's GPUs, with its queue of requests and its servers."""
+    """The GPUs of a router, with its queue of requests and its servers."""
 
     places: Mapping[str, Sequence[Gpus]]  # where each of its models may be served
     most: int
@@ -203,7 +203,7 @@ class Swap:
                 )
 
     def shared(self, m: str, n: str) -> bool:
-        """Tell whether two models are of one group: their places have GPUs in common."""
+        """Tell whether two models are in one group, which means that they have GPUs in common."""
         mine, its = ({g for at in self.home[x].places[x] for g in at} for x in (m, n))
         return bool(mine & its)
 
@@ -219,9 +219,9 @@ class Swap:
     def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
         """Yield, for each router, its models and the groups of GPUs where each of them may be served.
 
-        With pools=one a single router has all groups. With victim=group a single router has the models of all groups,
-        where one may stop another. Otherwise each router has the models of one group. Models are placed by falling
-        weight (`spread`), each in the group with the least weight so far, and so alone if there are enough groups.
+        With pools=one, a single router has all groups. With victim=group, a single router has the models of all groups,
+        so that one may stop another. Otherwise each router has the models of one group. Models are placed in order of
+        falling weight (`spread`), each in the group with the least weight so far.
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":
@@ -251,7 +251,7 @@ class Swap:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Handle requests that queue, servers that come up or stop, and timers that end."""
+        """Handle requests, servers that come up or stop, and timers."""
         now_s = view.now_s
         match event:
             case Arrived(request):
@@ -276,7 +276,7 @@ class Swap:
         return ()
 
     def start(self, now_s: float) -> Iterator[Action]:
-        """Start servers of the models with the highest forecast rates, as far as they fit."""
+        """Start servers until no more fit, those of the models with the highest forecast rates first."""
         for m in sorted(self.cluster.models, key=lambda m: (-self.pins[m], -self.rate(m))):
             pool = self.home[m]
             if self.slots:
@@ -291,7 +291,7 @@ class Swap:
             yield Wake(now_s + self.look_s, "look")
 
     def lost(self, m: str, now_s: float) -> Iterator[Action]:
-        """Forget a server that failed to start or wake, with its requests; the model's next request starts another."""
+        """Forget a server that could not start or wake, with its requests; the model's next request starts another."""
         pool = self.home[m]
         del pool.servers[m]
         self.sent = {rid: n for rid, n in self.sent.items() if n != m}
@@ -308,7 +308,7 @@ class Swap:
             yield from self.serve(pool, now_s)
 
     def look(self, now_s: float) -> Iterator[Action]:
-        """Stop servers that had no request at this look, nor at any look of the last `keep_s` seconds."""
+        """Stop servers that had no request at this look and at all looks of the last `keep_s` seconds."""
         yield Wake(now_s + self.look_s, "look")
         for pool in dict.fromkeys(self.home.values()):
             for m, server in list(pool.servers.items()):
@@ -319,7 +319,7 @@ class Swap:
             yield from self.serve(pool, now_s)
 
     def expire(self, m: str, now_s: float) -> Iterator[Action]:
-        """Stop a server that had no requests for `keep_s`."""
+        """Stop a server that has had no request for `keep_s`."""
         pool = self.home[m]
         yield from self.stop(pool, m)
         yield from self.serve(pool, now_s)
@@ -327,7 +327,7 @@ class Swap:
     # ------------------------------------------------------------ the queue
 
     def arrived(self, request: Request, now_s: float) -> Iterator[Action]:
-        """Queue a request by priority, and send it past older requests if the rule of its server allows that."""
+        """Queue a request by priority; send it at once, past older requests, if the rule of its server allows it."""
         m, pool = request.model, self.home[request.model]
         pool.queue[request.id] = request
         pool.waiting[m] += 1
@@ -338,9 +338,9 @@ class Swap:
             yield from self.send(pool, request, now_s)
 
     def serve(self, pool: Pool, now_s: float) -> Iterator[Action]:
-        """Send queued requests to servers, oldest first, and make room for the server that the first waiting one needs.
+        """Send queued requests to servers, oldest first, and start the server that the first waiting request needs.
 
-        With victim=cost, group or none, servers start for every model that has requests waiting.
+        With victim=cost, group or none, start servers for all models with waiting requests.
         """
         if pool.leaving is not None and not pool.servers[pool.leaving].serving:
             yield from self.stop(pool, pool.leaving)
@@ -359,7 +359,7 @@ class Swap:
     def takes(self, pool: Pool, m: str) -> bool:
         """Tell whether a model's requests may be sent to its server, which may still be starting.
 
-        With victim=group, a server that is up takes no request while other servers have to stop for it first.
+        With victim=group, a server that is up takes no request until the servers that it excludes have stopped.
         """
         if m not in pool.servers or m == pool.leaving:
             return False
@@ -386,8 +386,7 @@ class Swap:
     def make_way(self, pool: Pool, m: str, now_s: float) -> Iterator[Action]:
         """Stop servers until a server of model m has room, and start it.
 
-        The model has to wait while a server that must stop still has requests, and until its own previous server is
-        gone.
+        The model waits while a server that has to stop has requests, and until its own last server is gone.
         """
         if m in pool.stopping or m == pool.leaving:
             return
@@ -410,7 +409,7 @@ class Swap:
                 yield from self.send(pool, request, now_s)
 
     def stops(self, pool: Pool, m: str, unused: Sequence[str]) -> Sequence[str]:
-        """Return the models whose servers stop next to make room for that of model m; empty if it has to wait."""
+        """Return the models whose servers stop next to make room for model m; empty if m has to wait."""
         if self.victim == "none" or not unused or pool.leaving is not None:
             return ()
         if self.victim == "group":
@@ -451,10 +450,10 @@ class Swap:
         return not self.pinned or all(used[g] + self.need[m] <= self.cluster.gpus[g].mem_bytes for g in place)
 
     def excluded(self, pool: Pool, m: str) -> Sequence[str]:
-        """Return the models whose servers cannot run beside that of model m.
+        """Return the models with servers that cannot run beside the server of model m.
 
-        They are the running models of its own group and, if m is `exclusive`, those of other groups without
-        `persistent`. Pinned models neither exclude others nor are excluded.
+        They are those of its own group and, if m is `exclusive`, those of other groups unless they are `persistent`.
+        Pinned models neither exclude others nor are excluded.
         """
         mine = {g for at in pool.places[m] for g in at}
         others = [n for n in pool.servers if n != m and not self.pins[n]] if not self.pins[m] else []

@@ -1,8 +1,9 @@
-"""No sharing: every model resident on the same GPUs, with unlimited memory and no interference.
+"""No sharing: every model is loaded on the same GPUs, with unlimited memory and no interference.
 
-Not a strategy: an engine that leaves out what sharing costs (options `memory=unlimited`, `sharing=none`, which only the
-simulator offers). It is no bound either: requests are served in their order, by one copy and at the set's degree of
-parallelism, so a strategy that orders them, has copies or mixes phases otherwise can meet more (`of bound %` has one).
+This is not a strategy, but an engine that leaves out what sharing costs (options `memory=unlimited`, `sharing=none`,
+which only the simulator offers). It is no upper bound either: requests are served in their order, by one copy, and at
+the degree of parallelism of the model set. So a strategy that orders requests, has copies or mixes phases otherwise can
+meet more SLOs (`of bound %` has a bound).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Unshared:
-    """A policy that puts model k on the GPUs from k on, cyclically, or on its given home.
+    """A policy that puts model k on GPUs k, k + 1, ... (cyclically), or on its given home.
 
     The place has no effect, because memory is unlimited and models do not slow each other down.
     """

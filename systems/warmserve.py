@@ -1,7 +1,7 @@
-"""WarmServe: weights come in before they are needed, by forecasts of load per window, also beside a leaving instance.
+"""WarmServe: weights are loaded before they are needed, by forecasts of load, also beside a leaving instance.
 
 Lou et al., "WarmServe: Enabling One-for-Many GPU Prewarming for Multi-LLM Serving", ICML 2026 (arXiv 2512.09472v2). The
-rules are those of its release, LLMServe/WarmServe a601215, which has no licence: rules only. They stand in
+rules are those of its release, LLMServe/WarmServe a601215, which has no licence: rules only. They are in
 vllm-0.6.3.post1/vllm/entrypoints/controller, whose files are named at each rule: scheduler.py says what is prewarmed
 and where, prewarm_manager.py the rest.
 
@@ -12,31 +12,31 @@ and where, prewarm_manager.py the rest.
                 ceil(peak / B)
     score       of copy i of n: e^(-i/n) x t, of a burst x peak / mean; t = the seconds of its weights at 32 GiB/s
 
-Requests (schedule): to the model's instance with fewest requests, if that has less than B; else to a new one, which may
-still load; else the request asks again a second later. A new instance takes a copy of the model whose GPUs are idle,
-one that is loading if need be, else the idle GPUs of the first node that has enough, those with fewest copies
-(_get_available_workers). Other copies that touch its GPUs go at once (create_engine).
+Requests (schedule): a request goes to the model's instance with fewest requests, if that has less than B. Otherwise it
+goes to a new instance, which may still load. Otherwise it asks again a second later. A new instance takes a copy of the
+model whose GPUs are idle, even one that is loading. Otherwise it takes idle GPUs of the first node that has enough,
+those with fewest copies (_get_available_workers). Other copies on its GPUs are evicted at once (create_engine).
 
-Twice a second (_check_engines): instances leave, those with fewest requests first and none within 5 s of its start,
-where the mean load of the last 5 s is below B/2 for each; they come where it is above 0.8 B. One that leaves takes no
-more requests, and each time gives the KV memory above its use and r/32 of all, with r requests left, to copies. When
-it is gone its weights stay as a copy.
+Twice a second (_check_engines), instances leave if the mean load of the last 5 s is below B/2 for each. Those with
+fewest requests leave first, and none within 5 s of its start. New ones start if the load is above 0.8 B. A leaving
+instance takes no more requests. With r requests left, it keeps the KV memory in use and r/32 of all, and gives the rest
+to copies, at each check. When it is gone its weights stay as a copy.
 
-Then copies are prewarmed (Scheduler.prewarm), the highest score first, on a group with room of which each copy there is
-of another model, and lies within the group or around it; a group where all scores are lower comes first, then the least
-sum of scores. What a model has counts for its first scores, instances included.
+Then copies are prewarmed (Scheduler.prewarm), the highest score first. A group of GPUs must have room, and each copy on
+it must be of another model and lie within the group or around it. A group where all scores are lower comes first, then
+the least sum of scores. A model's first scores count as met by the copies that it has, instances included.
 
 Forecast (update_loads): a window's mean and peak are those of the same window on past days (trace_generator.py), plus
-the mean error of the last 10 windows, weighted by 1, 1/2, 1/4... A policy here is told no past days, but one rate a
-model. So the past is flat, and what the rule says is the weighted mean of the windows that were seen. The mean and peak
-of the first one are the rate times the seconds of a request alone.
+the mean error of the last 10 windows, weighted by 1, 1/2, 1/4... A policy here knows no past days, only one rate for
+each model. So the past is flat, and the rule gives the weighted mean of the windows that were seen. The mean and peak
+of the first window are the rate times the seconds of a request alone.
 
-Open there, or not said by this interface: a load is not cut short, so a copy that goes while it loads lands first; of a
-copy on several GPUs all parts go together, whereas the release keeps those on other GPUs until these are needed; what
-is left of a start (mapping KV memory, joining the group) takes no time; a leaving instance keeps KV memory for one
-longest request, and gives up the rest at once, not when the next request ends; copies count in the order in which they
-came, there in that of a set; requests that wait ask together, the oldest first; while nothing is served no window ends:
-all that have passed do before the next request.
+Open there, or not possible by this interface: a load is not cut short, so a copy evicted while it loads is loaded
+first. All parts of a copy on several GPUs leave together; the release keeps parts on other GPUs until these are needed.
+The rest of a start (mapping KV memory, joining the group) takes no time. A leaving instance keeps KV memory for one
+longest request, and gives up the rest at once, not when the next request ends. Copies count in the order in which they
+came; in the release, in that of a set. Waiting requests ask together, the oldest first. While nothing is served no
+window ends: all that have passed end before the next request.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ RETRY_S = 1.0  # request_handler
 
 @dataclass(slots=True)
 class Traffic:
-    """A model's load over time: common.py, ModelStatus; scheduler.py, update_loads."""
+    """A model's load over time (released: common.py, ModelStatus; scheduler.py, update_loads)."""
 
     mean: float  # forecast for this window
     peak: float
@@ -90,10 +90,10 @@ class Traffic:
         self.steps.append((now_s, self.requests))
 
     def recent(self, now_s: float) -> float:
-        """Return the mean load of the last `RECENT_S` seconds: common.py, get_avg_load.
+        """Return the mean load of the last `RECENT_S` seconds (released: common.py, get_avg_load).
 
-        The load that held at the start of that time counts for its whole duration, including the part before, if the
-        load changed since. The release does so too.
+        If the load changed in that time, the load at its start counts for its whole duration, including the part
+        before. The release does so too.
         """
         since_s, until_s, area = now_s - RECENT_S, now_s, 0.0
         while len(self.steps) > 1 and self.steps[1][0] <= since_s:
@@ -145,7 +145,10 @@ class Scored(NamedTuple):
 
 @dataclass(slots=True)
 class WarmServe:
-    """A policy that scales instances by load, and prewarms copies by forecast load on idle GPUs or GPUs being left."""
+    """A policy that scales instances by load, and loads further copies where the forecast expects load.
+
+    These copies go on idle GPUs, and on GPUs whose instance is leaving.
+    """
 
     cluster: Cluster
     prewarm: str = choice("forecast", "kept", "none")  # kept: --disable-prewarm; none: --disable-all-prewarm
@@ -198,7 +201,7 @@ class WarmServe:
         self.serving = {m: [] for m in models}
 
     def load(self, m: str) -> float:
-        """Return the forecast load of a model: its rate times the seconds of a request alone on its GPUs."""
+        """Return the forecast load of a model: its rate times the seconds of one request alone on its GPUs."""
         if (plan := self.cluster.plan.get(m)) is None:
             return 0.0
         inst, profile = Inst(m, self.groups[self.cluster.models[m].tp][0]), self.cluster.profile
@@ -208,7 +211,7 @@ class WarmServe:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Send requests to instances; twice a second, scale the instances and prewarm copies."""
+        """Send requests to instances; every half second, scale the instances and prewarm copies."""
         match event:
             case Arrived(r):
                 return self.arrived(r, view.now_s)
@@ -241,7 +244,10 @@ class WarmServe:
             yield self.next_tick(now_s)
 
     def send(self, r: Request, now_s: float) -> Iterator[Action]:
-        """Send a request to its model's instance with fewest requests, or to a new one; else let it wait: schedule."""
+        """Send a request to its model's instance with fewest requests, or to a new one (released: schedule).
+
+        If there is no room for either, the request waits.
+        """
         mine = [x for x in self.serving[r.model] if x.requests < BATCH]
         if not mine:
             if (gpus := self.idle(r.model)) is None:
@@ -255,7 +261,7 @@ class WarmServe:
         yield Admit(r.id, x.batch)
 
     def again(self, now_s: float) -> Iterator[Action]:
-        """Send the waiting requests, oldest first; a model is skipped once one of its requests finds no instance."""
+        """Send waiting requests, oldest first; once a request finds no instance, skip the others of its model."""
         lacking = set[str]()
         for r in list(self.waiting.values()):
             if r.model not in lacking:
@@ -266,7 +272,7 @@ class WarmServe:
             yield Wake(now_s + RETRY_S, "again")
 
     def finished(self, rid: int, now_s: float) -> None:
-        """Count a request that ended."""
+        """Note that a request has ended."""
         if (x := self.at.pop(rid, None)) is not None:
             x.requests -= 1
             self.traffic[x.copy.inst.model].change(-1, now_s)
@@ -274,7 +280,7 @@ class WarmServe:
             self.traffic[self.waiting.pop(rid).model].change(-1, now_s)
 
     def loaded(self, inst: Inst, whole: bool, view: View) -> None:
-        """Note that the load of a copy has ended; forget a copy that could not be loaded, unless it serves."""
+        """Note that the load of a copy has ended; if it failed, forget the copy, unless it serves."""
         copy = next((copy for copy in self.copies if copy.inst == inst), None)
         if copy is not None:
             copy.whole = whole or view.weights(inst) == "in"
@@ -282,7 +288,7 @@ class WarmServe:
                 self.copies.remove(copy)
 
     def tick(self, view: View) -> Iterator[Action]:
-        """Scale instances, end windows, prewarm copies; repeat half a second later while there is anything to scale."""
+        """Scale instances, end windows and prewarm copies; repeat half a second later while there are requests."""
         now_s = view.now_s
         yield from self.scaled(now_s)
         yield from self.left(view)
@@ -293,7 +299,7 @@ class WarmServe:
             yield self.next_tick(now_s)
 
     def end_windows(self, now_s: float) -> None:
-        """End the forecast windows that are over: update_loads."""
+        """End the forecast windows whose time is over (released: update_loads)."""
         while self.ends_s <= now_s:
             self.ends_s += self.window_s
             self.changed = True
@@ -301,13 +307,13 @@ class WarmServe:
                 traffic.end(now_s, self.window_s)
 
     def next_tick(self, now_s: float) -> Wake:
-        """Return the timer for the next multiple of half a second."""
+        """Return a timer for the next multiple of half a second."""
         return Wake((math.floor(now_s / TICK_S) + 1) * TICK_S, "tick")
 
     # ------------------------------------------------------------ instances: prewarm_manager.py
 
     def idle(self, m: str) -> Gpus | None:
-        """Return the GPUs for a new instance of a model, or None if too few are idle: _get_available_workers."""
+        """Return the GPUs for a new instance of a model; None if too few are idle (_get_available_workers)."""
         tp, busy = self.cluster.models[m].tp, self.busy
         mine = [copy for copy in self.copies if copy.inst.model == m and not any(g in busy for g in copy.gpus)]
         if mine:
@@ -321,7 +327,10 @@ class WarmServe:
         return None
 
     def begin(self, m: str, gpus: Gpus, now_s: float) -> Iterator[Action]:
-        """Start an instance on a copy of its model or by loading one; evict other copies on its GPUs: create_engine."""
+        """Start an instance on a copy of its model, which is loaded if there is none (released: create_engine).
+
+        Other copies on its GPUs are evicted.
+        """
         inst = Inst(m, gpus)
         touched = [copy for copy in self.copies if not set(copy.gpus).isdisjoint(gpus)]
         chosen = next((copy for copy in touched if copy.inst == inst), None)
@@ -345,7 +354,10 @@ class WarmServe:
         yield Evict(copy.inst)
 
     def scaled(self, now_s: float) -> Iterator[Action]:
-        """Let instances of models with low load leave, and start instances of models with high load: _check_engines."""
+        """Let instances of models with low load leave, and start instances of models with high load.
+
+        In the release: _check_engines.
+        """
         lacking = list[str]()
         for m, traffic in self.traffic.items():
             mine, load = self.serving[m], traffic.recent(now_s)
@@ -363,7 +375,7 @@ class WarmServe:
             yield from self.begin(m, gpus, now_s)
 
     def left(self, view: View) -> Iterator[Action]:
-        """Release leaving instances that have no requests left; let other leaving instances give up KV memory."""
+        """Remove leaving instances that have no requests left; let other leaving instances give up KV memory."""
         for x in list(self.leaving):
             m, gpus = x.copy.inst.model, x.copy.gpus
             if not x.requests:
@@ -385,7 +397,10 @@ class WarmServe:
     # ------------------------------------------------------------ copies: scheduler.py
 
     def scores(self, m: str) -> list[float]:
-        """Return the scores of the copies that a model should have beside its instances: _calc_model_scores."""
+        """Return the scores of the copies that a model should have beside its instances.
+
+        In the release: _calc_model_scores.
+        """
         traffic, instances = self.traffic[m], len(self.serving[m])
         first = max(math.ceil(traffic.mean / BATCH) - instances, 0)
         n = first + max(math.ceil(traffic.peak / BATCH) - instances - first, 0)
@@ -394,7 +409,7 @@ class WarmServe:
         return [math.exp(-i / n) * load_s * (burst if i >= first else 1.0) for i in range(n)]
 
     def prewarmed(self) -> Iterator[Action]:
-        """Load the copies that models lack, where they fit, in order of falling score: prewarm."""
+        """Load the copies that models lack, by falling score, where they fit (released: prewarm)."""
         if self.prewarm != "forecast" or not self.changed:
             return
         self.changed = False
@@ -428,10 +443,10 @@ class WarmServe:
                 yield Load(copy.inst, self.way)
 
     def group(self, m: str, score: float, free: Sequence[float], here: Sequence[Sequence[Scored]]) -> Gpus | None:
-        """Return the GPUs for a new copy of a model, or None without room.
+        """Return the GPUs for a new copy of a model, or None if no group has room.
 
-        Groups on which all copies have lower scores come first; among these, or else among all, the least sum of scores
-        wins.
+        Groups on which all copies have lower scores come first. Among these, or else among all groups, the least sum of
+        scores decides.
         """
         model, best = self.cluster.models[m], None
         for gpus in self.groups[model.tp]:
@@ -447,10 +462,10 @@ class WarmServe:
     def in_turns(
         self, lacking: dict[str, int], free: Sequence[float], here: Sequence[Sequence[Scored]]
     ) -> Iterator[tuple[str, float, Gpus | None]]:
-        """Yield (model, score 0, GPUs) for copies of the models in turn, on the first GPUs without a copy of the model.
+        """Yield (model, score 0, GPUs) for new copies, one for each model in turn.
 
-        Stop when a model lacks no copy or has no room. As in the release, the copies that a model has are not
-        subtracted from those that it lacks.
+        The GPUs are the first with room and without a copy of the model. Stop when a model lacks no copy or has no
+        room. As in the release, copies that a model has are not subtracted from those in `lacking`.
         """
         models = list(lacking)
         for k in range(sum(lacking.values())):
@@ -469,7 +484,7 @@ class WarmServe:
 
 
 def weighted(values: Sequence[float]) -> float:
-    """Return the weighted mean of the last `SAMPLES` values; each has half the weight of the value after it."""
+    """Return the weighted mean of the last `SAMPLES` values; each weighs half as much as the value after it."""
     last = values[-SAMPLES:]
     weights = [0.5**k for k in reversed(range(len(last)))]
     return sum(w * x for w, x in zip(weights, last, strict=True)) / sum(weights)

@@ -1,35 +1,36 @@
 """Weaver: a hot model's attention runs on the GPUs of cold models, whose memory holds a share of its KV.
 
-Gao et al., "Weaver: Efficient Multi-LLM Serving with Attention Offloading", USENIX ATC 2025; sections and algorithm
-are the paper's. Of its artifact (gswxp2/weaver 2598e04) the scripts of the experiments were read, not its vLLM.
+Gao et al., "Weaver: Efficient Multi-LLM Serving with Attention Offloading", USENIX ATC 2025; sections and algorithm are
+the paper's. Of its artifact (gswxp2/weaver 2598e04), the scripts of the experiments were read, not its vLLM.
 
     sender, receiver   decode GPUs of the hot model and of a cold one
-    ratio              of the hot model's requests, drawn once a request after its prefill, whose KV lies at the
-                       receiver until they end (4.3); 45 % (5.2)
+    ratio              share of the hot model's requests whose KV lies at the receiver until they end, drawn for each
+                       request after its prefill (4.3); 45 % (5.2)
     T_i                seconds of the receiver's i-th kernel of a step
     K, N               seconds of a layer's attention that stays at the sender, and that is offloaded (4.2)
-    W                  what offloaded attention is expected to keep the sender waiting for (4.2, formula 3):
+    W                  seconds for which offloaded attention is expected to keep the sender waiting (4.2, formula 3):
                        W = sum max(T_i - (K - N), 0)^2 / (2 sum T_i)
 
-The receiver polls behind each of its kernels (GPU-driven control, 4.1), so that attention waits for the one kernel that
-it finds, not for those that the CPU has issued ahead. Algorithm 1 (4.2) halves the longest kernel until W is below 5 %
-of the sender's iteration, or no kernel exceeds K - N. The engine takes one grain for all kernels of a lane (`op_s`), so
-kernels of equal length are halved together. W is of one kernel, an iteration has one wait a layer: their sum is held
-against the 5 %, for one alone is always below. Where K < N the sender is blocked whatever is split, and the formula
-does not hold: K - N counts as 0. `period_s` is ours: the paper says that K and N are measured "regularly".
+The receiver polls after each of its kernels (GPU-driven control, 4.1). So attention waits only for the kernel that runs
+when it comes, not for those that the CPU has issued ahead. Algorithm 1 (4.2) halves the longest kernel until W is below
+5 % of the sender's iteration, or no kernel exceeds K - N. The engine takes one length for all kernels of a lane
+(`op_s`), so kernels of equal length are halved together. W is for one kernel, and an iteration has one wait in each
+layer. Their sum is compared with the 5 %, because one wait alone is always below. If K < N, the sender is blocked
+however kernels are split, and the formula does not hold: K - N then counts as 0. `period_s` is ours: the paper says
+that K and N are measured "regularly".
 
 A hot instance "distributes the task of processing input sequences to itself and the cold instance, using a fixed
-offload ratio" (4.3). That is the assignment after prefill, of which the next sentence tells: a cold GPU has no weights
-of the hot model to prefill with, and no other rule for prompts is given.
+offload ratio" (4.3). This is read as the assignment after prefill, which the next sentence describes. A cold GPU has no
+weights of the hot model to prefill with, and the paper gives no other rule for prompts.
 
 Each model has GPUs for prefill and others for decode (section 5, "1p1d"): the second half of the GPUs prefills for the
-first. `prefill=beside` does both on one GPU, and so does a cluster that has no two sets (ours). The paper has one hot
-and one cold model. Of more (ours) the one with the greatest KV demand is hot and has its GPUs for itself; the others
-are placed on the rest as `static` places them, and offloaded requests go to the GPUs of the rest in turn. KV that finds
-no room there stays (ours).
+first. `prefill=beside` does both on one GPU, and so does a cluster that is too small for two sets (ours). The paper has
+one hot and one cold model. With more models (ours), the one with the greatest KV demand is hot and has its GPUs for
+itself. The others are placed on the rest as `static` places them, and offloaded requests go to the GPUs of the rest in
+turn. KV that finds no room there stays at the sender (ours).
 
-Presets: `unsplit` leaves out Algorithm 1, `cpu` GPU-driven control as well (5.3); `off` is the paper's dedicated
-serving: nothing is offloaded.
+Presets: `unsplit` leaves out Algorithm 1; `cpu` leaves out GPU-driven control as well (5.3); `off` is the paper's
+dedicated serving: nothing is offloaded.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ THRESHOLD = 0.05  # section 4.2: W below 5 % of the sender's mean iteration
 
 @dataclass(slots=True)
 class Weaver:
-    """A policy that keeps a share of the hot model's KV on cold models' GPUs, and computes its attention there."""
+    """A policy that holds a share of the hot model's KV on cold models' GPUs, and computes its attention there."""
 
     cluster: Cluster
     ratio: float = number(0.45, 0, 1)  # sections 5, 5.2
@@ -111,9 +112,9 @@ class Weaver:
     # ------------------------------------------------------------ placement
 
     def start(self) -> Iterator[Action]:
-        """Start the hot model on its GPUs and the other models on the rest.
+        """Load the hot model on GPUs of its own, and the other models on the rest.
 
-        If prefill is apart, all models start on a second set of GPUs too.
+        If prefill is apart, also load all models on a second set of GPUs, for prefill.
         """
         models = self.cluster.models
         self.hot = max(models, key=lambda m: demand(self.cluster, m))
@@ -144,7 +145,10 @@ class Weaver:
     # ------------------------------------------------------------ requests, section 4.3
 
     def assign(self, rid: int, batch: Batch, view: View) -> Iterator[Action]:
-        """Decode a prefilled request on its model's GPUs; its KV cache moves there or to a receiver, and stays."""
+        """Decode a prefilled request on its model's GPUs; move its KV there or, for a share of requests, to a receiver.
+
+        The KV stays where it was moved until the request ends.
+        """
         here = self.at[batch.inst.model]
         to = self.receiver(rid, view) if here.inst.model == self.hot else None
         if batch != here:
@@ -155,7 +159,7 @@ class Weaver:
             yield Move(rid, to, attend=True)
 
     def receiver(self, rid: int, view: View) -> Gpus | None:
-        """Return the receiver of a request's KV, by a hash of the request's id; None if it stays at the sender."""
+        """Return the receiver of a request's KV, by a hash of the request's id; None if the KV is not offloaded."""
         if draw(self.seed, rid) >= self.ratio or not self.receivers:
             return None
         to = self.receivers[rid % len(self.receivers)]
@@ -165,9 +169,9 @@ class Weaver:
     # ------------------------------------------------------------ operator splitting, section 4.2
 
     def algorithm1(self, view: View) -> Iterator[Action]:
-        """Yield orders with new longest kernels (`op_s`) for the receivers, by K, N and the sender's mean iteration.
+        """Yield orders with a new longest kernel (`op_s`) for the receivers that have KV, by Algorithm 1.
 
-        The mean is over the sender's steps since the last look.
+        The length depends on K, N and the mean of the sender's iterations since the last call.
         """
         sender = self.at[self.hot]
         s = view.batch(sender)
@@ -204,7 +208,7 @@ def wait_s(ops: Mapping[float, int], slack_s: float) -> float:
 
 
 def grain(T: Sequence[float], slack_s: float, threshold_s: float) -> float:
-    """Return the seconds of the longest kernel after Algorithm 1 has split kernels.
+    """Return the seconds of the longest kernel after Algorithm 1 has split the kernels of lengths T.
 
     It halves the longest kernels until W is at most `threshold_s` or no kernel is longer than `slack_s`.
     """

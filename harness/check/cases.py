@@ -1,4 +1,4 @@
-"""The workloads that systems are checked on, each small and hard in one way, and the simulated machines they run on."""
+"""The workloads on which systems are checked, each small and hard in one way, and their simulated machines."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def _case(
     asked: int | None = None,
     **hard: Any,
 ) -> Case:
-    """Draw a case of `n` requests over `span_s` seconds, in bursts of `burst`, with uniform lengths.
+    """Draw a case of `n` requests over `span_s` seconds, in bursts of `burst`.
 
-    Only the first `asked` models have requests, or all if it is not given. `hard` has further fields of the case.
+    Lengths are uniform in the ranges `prompt` and `output`. Only the first `asked` models have requests; if it is None,
+    all have. `hard` sets further fields of the case.
     """
     draw = np.random.default_rng([seed, zlib.crc32(name.encode())])
     names = tuple(m.name for m in config.models)
@@ -70,7 +71,10 @@ def _case(
 
 
 def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
-    """Return a config of GPUs just large enough for idle models and `requests` longest requests of each."""
+    """Return a config whose GPUs have just enough memory for the idle models and some requests of each.
+
+    These are `requests` requests of the greatest length for each model.
+    """
     m = models[0]
     process = machine.memory(Config((m,)), quantities.gpu("h100")).process_bytes[0]
     idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * machine.granule_bytes(Config(()), m, True)
@@ -81,7 +85,7 @@ def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
 
 
 def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
-    """Return every case by name, `size` times as long."""
+    """Return every case by name, with `size` times the requests and the duration of its shortest form."""
     three, n = _models(3), 32 * size
     two, tight = Config(three, gpus=2), _tight(_models(3, max_tokens=2048), gpus=2, requests=3)
 
@@ -112,14 +116,18 @@ def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
 
 
 def _drifting(case: Case) -> Case:
-    """Return a case whose popular model changes: in each part, 7 of 8 requests are for one model."""
+    """Return a case in which the most popular model changes over time.
+
+    The requests are split into as many consecutive parts as there are models. In each part, 7 of 8 requests are for one
+    model.
+    """
     n, k = len(case.jobs), len(case.config.models)
     popular = np.arange(n, dtype=np.int32) * k // n
     return _to(case, np.where(np.arange(n) % 8 == 7, case.jobs.model, popular))
 
 
 def _hot(case: Case) -> Case:
-    """Return a case in which one model has all requests but the first few: other GPUs are idle beside it for 20 s."""
+    """Return a case in which all requests after the first few are for one model, so other GPUs are idle for 20 s."""
     last = np.arange(len(case.jobs)) >= len(case.config.models)
     model = np.where(last, 0, np.arange(len(case.jobs)) % len(case.config.models))
     together = np.where(last, np.maximum(case.jobs.arrival_s, 1.0), 0.01 * np.arange(len(case.jobs)))

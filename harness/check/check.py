@@ -1,7 +1,8 @@
-"""Conformance: laws that every system keeps, tried on small workloads in the simulator.
+"""Conformance: check on small workloads in the simulator that a system keeps the laws of all systems.
 
-A law is a function of one trial (a preset of a system in a case). A broken one is shrunk to the shortest workload that
-still breaks it. Its failure has the number of the decision (0 = "start") and a command that repeats it.
+Most laws are functions of one trial, which is the run of a system with one preset in one case. For a broken law, the
+workload is cut to the fewest requests that still break it. The failure has the number of the decision (0 is "start")
+and a command that repeats it.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ SEEDS, LONG = 3, 8  # --full also tries this many workloads of each case, this m
 
 
 def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str, Subject]:
-    """Return the subjects of a system's trials, keyed by a name that is the same in every process.
+    """Return the subjects of a system's trials by key; the keys are the same in every process.
 
-    Each case is served with each preset, with the defaults, and with other values of the tuned choices. Long workloads
-    are served with the defaults alone: presets of one file share its code, and eight of them take ten minutes.
+    A subject is a system with given settings in a case. Short cases are tried with the defaults, with each preset, and
+    with the other values of tuned choices. Long cases (`quick=False`) are tried with the defaults alone: all presets
+    share the file's code, and eight of them would take ten minutes.
     """
     make = system.find(name)
     sizes = [(0, 1)] if quick else [(0, 1), *((seed, LONG) for seed in range(1, SEEDS + 1))]
@@ -53,7 +55,10 @@ def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str
 
 
 def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
-    """Return as few settings as it takes to try each value of each tuned choice other than its default."""
+    """Return the fewest combinations of settings that together have every value of every tuned choice.
+
+    Defaults, and values that are never drawn (`undrawn`), are left out.
+    """
     left = {
         name: [x for x in domain.choices if x not in (domain.default, *domain.undrawn)]
         for name, domain in domains(make).items()
@@ -72,11 +77,11 @@ def check(
     twice: bool = True,
     reached: Reached | None = None,
 ) -> list[Failure]:
-    """Return a system's broken laws, by its name or path: the first breach of each, shrunk; none if it conforms.
+    """Return the failures of a system, at most one for each law: the first breach, shrunk. Empty if it conforms.
 
-    `only` names the one law to test, `case` the one case. Without `twice` there is no second process, which takes most
-    of the time of a short check, and so no test of the law about two processes. Raises UserError where there is no such
-    system, law or case.
+    `name` is the system's name or path. `only` names the one law to test, `case` the one case. `twice` runs all trials
+    again in a second process, for the law "deterministic". Without it that law is not tested, and a short check takes
+    less than half the time. Raises UserError if there is no such system, law or case.
     """
     known("law", only, LAWS)
     known("case", case, cases())
@@ -107,8 +112,8 @@ def _broken(
 ) -> Iterator[tuple[str, str, Breach, str | None]]:
     """Run the trials, and yield (law, place, first breach, case) of each broken law.
 
-    The case is None where the breach is not of one case. `second` starts the process of the law about two processes; it
-    is None without a test of that law.
+    The case is None if the breach does not belong to one case. `second` starts the second process for the law
+    "deterministic"; if it is None, that law is not tested.
     """
     here: dict[str, list[str]] = {}
     reasons = []  # why subjects could not run
@@ -143,7 +148,11 @@ def _broken(
 
 
 def _breaches(subject: Subject, trial: Trial, laws: set[str]) -> Iterator[tuple[str, str, Breach]]:
-    """Yield the first breach of each of these laws in a trial, shrunk, with its law and place."""
+    """Yield (law, place, breach) for each of `laws` that the trial breaks.
+
+    Each breach is the first one, on the shortest workload that still breaks the law. If the trial took too long, the
+    workload is not shortened.
+    """
     for law, of_trial in TRIAL_LAWS.items():
         for breach in islice(of_trial(trial) if law in laws else (), 1):
             slow = isinstance(trial.error, TooLong | Endless)  # every shorter workload would be slow too
@@ -152,7 +161,10 @@ def _breaches(subject: Subject, trial: Trial, laws: set[str]) -> Iterator[tuple[
 
 
 def shrunk(subject: Subject, law: Callable[[Trial], Iterator[Breach]], broken: Breach) -> tuple[int, Breach]:
-    """Return the fewest first requests of a workload that still break a law, and that breach, by bisection."""
+    """Find by bisection the fewest first requests of a workload that still break a law.
+
+    Return their number, and the breach that they cause.
+    """
     low, high = 0, len(subject.case.jobs)
     while low < high:
         middle = (low + high) // 2
@@ -185,7 +197,7 @@ def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
 
 
 def other_process(names: Sequence[str], quick: bool, case: str | None, out: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process with another hash seed that writes to `out` what `print_all` finds."""
+    """Start a process that runs `print_all` with another hash seed and writes to `out`."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     path = os.pathsep.join([str(system.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     code = f"from harness.check.check import print_all; print_all({list(names)!r}, {quick!r}, {case!r})"

@@ -1,7 +1,8 @@
-"""Conformance of an engine: laws that a simulator, a GPU and a server keep alike, tried on small workloads.
+"""Conformance of an engine: laws for a simulator, a GPU and a server alike, tried on small workloads.
 
-A scripted policy drives the engine through each case; a law is a function of what was seen. Nothing here looks into an
-engine: it has only what `Engine` and `View` say. On a wall clock no law is about how long anything took.
+A policy that follows a script drives the engine through each case. A law is a function of what the policy and the rows
+show. Nothing here looks into an engine: only the interfaces `Engine` and `View` are used. No law is about durations on
+the wall clock.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ HEARS = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Load, Evict})
 
 @dataclass
 class Trial:
-    """A case as it was run by a policy that follows its script: events, rows, memory and breaches."""
+    """A policy that follows the script of a case, and the record of its run: events, rows, memory and breaches."""
 
     case: Case
     engine: Engine
@@ -73,7 +74,7 @@ class Trial:
         self.hears = HEARS & (self.engine.tells | {Woke})
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer with the script's actions, after a look at the view and at memory."""
+        """Check the view and memory, then answer with the script's actions."""
         self.heard.append((view.now_s, event))
         self.seen += looked(event, view, self.engine, len(self.case.jobs))
         actions = tuple(self.case.script(event, self.engine.cluster))
@@ -91,7 +92,11 @@ def _served() -> tuple[tuple[Served, ...], machine.Machine]:
 
 
 def made(name: str, gpus: int = 1, room_tokens: int = 0) -> Engine:
-    """Make the engine of a case: two small models on `gpus` GPUs, whose memory `room_tokens` limits unless 0."""
+    """Make an engine that has two small models on `gpus` GPUs.
+
+    Unless `room_tokens` is 0, GPU memory is just enough for the weights and for the KV of `room_tokens` tokens of each
+    model.
+    """
     served, priced = _served()
     make, config = engines.find(name), Config(served, gpus=gpus, token_times=True)
     engine = make(config, {}, priced)
@@ -105,7 +110,7 @@ def made(name: str, gpus: int = 1, room_tokens: int = 0) -> Engine:
 
 
 def run(name: str, case: Case) -> Trial | None:
-    """Try a case; return None if the engine cannot do what its script asks."""
+    """Run a case; return None if the engine cannot do what the case needs."""
     engine = made(name)
     before = children()
     try:
@@ -133,13 +138,13 @@ def run(name: str, case: Case) -> Trial | None:
 
 
 def children() -> set[int]:
-    """Return the ids of the processes that this one started, as far as /proc tells them."""
+    """Return the ids of the processes that this process started, as far as /proc shows them."""
     paths = Path("/proc/self/task").glob("*/children")
     return {int(pid) for path in paths for pid in path.read_text("ascii").split()}
 
 
 def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a view, and with memory, at an event."""
+    """Yield (law, error) for each error in the view, and in memory use, at an event."""
     have = engine.cluster.gpus[0].mem_bytes
     for g, (weights, kv) in enumerate(held_bytes(engine)):
         if kv < 0 or weights + kv > have:
@@ -157,7 +162,7 @@ def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[s
 
 
 def _looked_at_model(m: str, view: View) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a model's KV, and with its batch and the requests in it."""
+    """Yield (law, error) for each error in the view of a model: of its KV, its batch and the requests in it."""
     account, members, state = view.kv(m, 0), view.members(batch(m)), view.batch(batch(m))
     if account.limit_bytes is not None and account.used_bytes > account.limit_bytes:
         yield "memory", f"{m} holds {account.used_bytes} bytes of KV, its limit is {account.limit_bytes}"
@@ -170,7 +175,10 @@ def _looked_at_model(m: str, view: View) -> Iterator[tuple[str, str]]:
 
 
 def _looked_at_requests(event: Event, view: View, n: int) -> Iterator[tuple[str, str]]:
-    """Yield errors in the state of a request that has just arrived, and requests of the view that do not exist."""
+    """Yield (law, error) for each error in the view of requests.
+
+    The request that has just arrived must be there, and ids outside 0 to n - 1 must not.
+    """
     if isinstance(event, Arrived):
         try:
             state_of = view.request(event.request.id)
@@ -191,7 +199,7 @@ def _looked_at_requests(event: Event, view: View, n: int) -> Iterator[tuple[str,
 
 
 def inert(name: str) -> Iterator[Breach]:
-    """Check that an engine can be made, read and closed, even twice, without a call of `ready`.
+    """Check that an engine can be made and read, and closed twice, without a call of `ready`.
 
     Its fields must have allowed values, and making it must start no process.
     """
@@ -217,9 +225,10 @@ def inert(name: str) -> Iterator[Breach]:
 
 
 def ends(trial: Trial) -> Iterator[Breach]:
-    """Check that every request ends once, as was reported, and is done unless the policy or memory is to blame.
+    """Check that every request ends once, in the state that was reported, and is done if nothing prevents that.
 
-    The run is over once the last request ends, so the event of that end need not be reported.
+    The policy may drop requests, and memory may be too small for them. The event for the last end may be missing,
+    because the run is over then.
     """
     told, last_ns = dict[int, list[str]](), max((row["done_ns"] or 0 for row in trial.rows), default=0)
     for _, event in trial.heard:
@@ -241,7 +250,7 @@ def ends(trial: Trial) -> Iterator[Breach]:
 
 
 def tokens(trial: Trial) -> Iterator[Breach]:
-    """Check that output lengths are those of the workload, and that each token has its time."""
+    """Check that output lengths are those of the workload, and that each token has a time."""
     for row in trial.rows:
         count, want = row["made_tokens"], row["output_tokens"]
         if count > want or (row["state"] == "done" and count != want):
@@ -274,9 +283,9 @@ def stamps(trial: Trial) -> Iterator[Breach]:
 def waits(trial: Trial) -> Iterator[Breach]:
     """Check that no wait is negative, that waits sum to the latency, and that a request with tokens has compute time.
 
-    Of each wait, the part until the first token is at most the whole. These parts sum to the TTFT of a request that is
-    done. The waits in the longest gap between tokens, where an engine reports them, sum to that gap. A dropped request
-    may have computed without a token: in pieces of its prompt, or in slices of its layers.
+    The part of each wait before the first token is at most the whole wait. For a request that is done, these parts sum
+    to its TTFT. If an engine reports the waits in the longest gap between tokens, they sum to that gap. A request
+    without tokens has compute time only if it was dropped, after a piece of its prompt or some of its layers.
     """
     for row in trial.rows:
         parts = {wait: row[f"{wait}_ns"] for wait in WAITS}
@@ -320,17 +329,17 @@ def ordered(trial: Trial) -> Iterator[Breach]:
 
 
 def memory(trial: Trial) -> Iterator[Breach]:
-    """Check that memory held never exceeds the GPU or a limit, and that no KV is left at the end."""
+    """Check that memory use never exceeds the GPU's memory or a limit, and that no KV is left at the end."""
     if trial.kv_bytes:
         yield Breach(f"{trial.kv_bytes} bytes of KV are held although every request has ended")
 
 
 def capacity(trial: Trial) -> Iterator[Breach]:
-    """Check that the KV of requests that run at the same time fits, judged by their token times alone.
+    """Check from token times alone that the KV of all requests that run at the same time fits in memory.
 
-    A model's KV must fit its Limit. All KV, with the weights of the models that hold it, must fit the GPU's memory.
-    From its first token to its last a request holds its prompt and all its tokens but the newest. Requests that were
-    preempted are left out, and so are runs on real servers, which may preempt unseen.
+    A model's KV must fit its Limit. All KV, with the weights of the models that have any, must fit the GPU's memory.
+    From its first token to its last, a request holds KV of its prompt and of all its tokens but the newest. Requests
+    that were preempted are left out. So are runs on real servers, which may preempt requests without reporting it.
     """
     models, have = trial.engine.cluster.models, sum(gpu.mem_bytes for gpu in trial.engine.cluster.gpus)
     held = dict.fromkeys(models, 0)
@@ -343,9 +352,9 @@ def capacity(trial: Trial) -> Iterator[Breach]:
 
 
 def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
-    """Yield (time in ns, model, tokens) of each change of the KV that requests must hold at least.
+    """Yield (time in ns, model, tokens) for each change in the least KV that requests must hold.
 
-    Tokens are negative where KV is given back.
+    `tokens` is negative where a request gives its KV back.
     """
     for row in trial.rows:
         stamps = [row["arrival_ns"] + ns for ns in row["token_ns"] or ()]
@@ -394,7 +403,7 @@ def view(trial: Trial) -> Iterator[Breach]:
 
 
 def rows(trial: Trial) -> Iterator[Breach]:
-    """Check that rows are of the schema, one for each request in order of id, and state the fidelity."""
+    """Check that rows have the schema, one for each request in order of id, and name the engine's fidelity."""
     if [row["id"] for row in trial.rows] != list(range(len(trial.case.jobs))):
         yield Breach(f"rows are of requests {[row['id'] for row in trial.rows]}")
     if any(row["fidelity"] != trial.engine.fidelity for row in trial.rows):
@@ -417,7 +426,10 @@ def repeats(name: str) -> Iterator[Breach]:
 
 
 def slices(name: str) -> Iterator[Breach]:
-    """Check that a slice of all layers is the whole prefill: it brings the same rows and events in simulated time."""
+    """Check that a prefill in one slice of all layers gives the same rows and events as a prefill without slices.
+
+    This is checked only if time is simulated.
+    """
     engine, case = made(name), cases()["sliced"]
     most = max(model.layers for model in engine.cluster.models.values())
     if engine.wall_clock or not case.needs <= engine.can:
@@ -441,10 +453,10 @@ LAWS: Mapping[str, str] = {law: inspect.getdoc(f) or "" for law, f in {**OF_ENGI
 
 
 def check(name: str, *, only: str | None = None, case: str | None = None) -> list[Failure]:
-    """Return an engine's broken laws, by its name or path: the first breach of each; none if it conforms.
+    """Return the failures of an engine, at most one for each law: the first breach. Empty if it conforms.
 
-    `only` names the one law to test, `case` the one case. Raises UserError where there is no such engine, law or case,
-    or something that the engine needs is missing.
+    `name` is the engine's name or path. `only` names the one law to test, `case` the one case. Raises UserError if
+    there is no such engine, law or case, or if something that the engine needs is missing.
     """
     engines.path(name)
     known("law", only, LAWS)

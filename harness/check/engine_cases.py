@@ -1,4 +1,4 @@
-"""The workloads that engines are checked on, each with the script by which a policy serves it."""
+"""The workloads on which engines are checked, each with the script that a policy follows to serve it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODELS = ("a", "b")
 
 
 class Case(NamedTuple):
-    """A workload, and the script by which a policy serves it."""
+    """A workload, and the script that a policy follows to serve it."""
 
     script: Callable[[Event, Cluster], Iterable[Action]]
     jobs: Jobs
@@ -35,23 +35,23 @@ def batch(model: str) -> Batch:
 
 
 def started(event: Event, _: Cluster) -> Iterator[Action]:
-    """Load both models at the start, and open a lane of each."""
+    """Load both models at the start, and open a lane for each."""
     if event == Woke("start"):
         for m in MODELS:
             yield from (Load(batch(m).inst), Run(batch(m)))
 
 
 def routed(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Route every model to its batch, once and for all."""
+    """Load both models at the start, and route all requests of each to its batch."""
     yield from started(event, cluster)
     if event == Woke("start"):
         yield from (Admit(m, batch(m)) for m in MODELS)
 
 
 def sliced(slice_layers: int | None) -> Callable[[Event, Cluster], Iterator[Action]]:
-    """Return a script with separate lanes for prefill and decode, and with prompts in slices of layers.
+    """Return a script that prefills and decodes in separate lanes, and prefills in slices of `slice_layers` layers.
 
-    It drops some requests.
+    It drops some requests. If `slice_layers` is None, prefills are not sliced.
     """
 
     def script(event: Event, _: Cluster) -> Iterator[Action]:
@@ -68,7 +68,7 @@ def sliced(slice_layers: int | None) -> Callable[[Event, Cluster], Iterator[Acti
 
 
 def one_by_one(event: Event, _: Cluster) -> Iterator[Action]:
-    """Admit each request when it comes, and load the second model when it is first asked for."""
+    """Admit each request when it arrives, and load the second model when a request for it first arrives."""
     if event == Woke("start"):
         yield from (Load(batch("a").inst), Run(batch("a")), Run(batch("b")))
     if isinstance(event, Arrived):
@@ -77,7 +77,7 @@ def one_by_one(event: Event, _: Cluster) -> Iterator[Action]:
 
 
 def squeezed(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Limit each model to the KV of three short requests, which then grow."""
+    """Limit each model's KV memory to three requests of 48 tokens; the requests grow beyond that."""
     if event == Woke("start"):
         for m, model in cluster.models.items():
             yield Limit(m, 0, blocks(model, 3 * 48))
@@ -95,7 +95,10 @@ def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Attend to the KV of every other request on a second GPU, and cut one model's kernels in pieces (`op_s`)."""
+    """Move the KV of every other request to a second GPU, which computes its attention there.
+
+    The kernels of model "b" are split into pieces of at most `op_s` seconds.
+    """
     yield from routed(event, cluster)
     if event == Woke("start"):
         yield Run(batch("b"), op_s=1e-4)
@@ -138,7 +141,7 @@ def impossible(cluster: Cluster) -> dict[Action, str]:
 
 
 def beyond(engine: Engine) -> list[Action]:
-    """Return the actions, one for each field of the vocabulary, that are not in an engine's `can`."""
+    """Return sample actions that need a feature missing from an engine's `can`, one for each such feature."""
     inst, lane = batch("a").inst, batch("a")
     every: tuple[Action, ...] = (
         Load(inst, "no-such-way"),
@@ -169,7 +172,7 @@ def refused(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def jobs(seed: int, n: int, span_s: float, prompt: tuple[int, int], output: tuple[int, int], burst: int = 1) -> Jobs:
-    """Draw `n` requests of both models in bursts over a span, lengths uniform."""
+    """Draw `n` requests for both models over `span_s` seconds, in bursts of `burst`, with uniform lengths."""
     draw = np.random.default_rng(seed)
     arrival_s = np.sort(draw.uniform(0.0, span_s, -(-n // burst))).repeat(burst)[:n]
     prompts, outputs = (draw.integers(*bounds, n, np.int32, endpoint=True) for bounds in (prompt, output))

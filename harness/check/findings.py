@@ -28,6 +28,6 @@ class Breach(NamedTuple):
 
 
 def known(kind: str, name: str | None, names: Iterable[str]) -> None:
-    """Raise UserError, with a suggestion, for a name that is none of these."""
+    """Raise UserError, with a suggestion, if a name is given and is not one of `names`."""
     if name is not None and name not in (have := list(names)):
         raise UserError(f'no {kind} "{name}"{meant(name, have)} ({", ".join(have)})')

@@ -1,4 +1,4 @@
-"""The laws that every system keeps: of its file, of each trial, and of two processes."""
+"""The laws that every system must keep: about its file, about each trial, and about two processes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def pure(name: str) -> Iterator[Breach]:
 
 
 def named(name: str) -> Iterator[Breach]:
-    """Check that the file names every action that it builds in a string, because `uses` must list these names.
+    """Check that the file has the name of every action that it builds among its strings, as `uses` must list it.
 
     The lines that no case runs are checked too.
     """
@@ -125,7 +125,7 @@ def _source(name: str) -> str | None:
 
 
 def declared(trial: Trial) -> Iterator[Breach]:
-    """Check that a system declares what it does: actions, queries and SLOs read in `uses`, events heard in `hears`."""
+    """Check that `uses` lists the actions, queries and SLOs that a system uses, and `hears` the events it receives."""
     yield from _noted(trial, "declared")
     if trial.error or "Request.slo" in trial.uses:
         return
@@ -148,27 +148,34 @@ def fresh_view(trial: Trial) -> Iterator[Breach]:
 
 
 def livelock(trial: Trial) -> Iterator[Breach]:
-    """Check that time passes: no 1,000 decisions in one instant, no 500 a second for ever, no answer without end."""
+    """Check that time passes: each answer ends, and decisions stay below a limit.
+
+    The limit is 1,000, plus 100 for each request, plus 500 for each second.
+    """
     if isinstance(trial.error, Livelock | Endless):
         yield Breach(str(trial.error), len(trial.decisions))
 
 
 def survives(trial: Trial) -> Iterator[Breach]:
-    """Check that nothing makes the system raise, whatever is refused."""
+    """Check that the system raises no error, whichever actions are refused."""
     if trial.error and not trial.notes and not isinstance(trial.error, Livelock | Endless):
         what = str(trial.error) if isinstance(trial.error, Fault) else f"raised {error_text(trial.error)}"
         yield Breach(what, len(trial.decisions))
 
 
 def stands(trial: Trial) -> Iterator[Breach]:
-    """Check that refused orders other than Run are issued again once something comes free, oldest first."""
+    """Check that orders that were refused for now are issued again, oldest first, when a resource comes free.
+
+    Orders of the type Run are exempt.
+    """
     yield from _noted(trial, "stands")
 
 
 def patient(trial: Trial) -> Iterator[Breach]:
-    """Check that no answer to a timer repeats an order that was refused for now, because the loop issues it again.
+    """Check that the system does not repeat, when a timer ends, an order that was refused for now.
 
-    Orders that the system gives in answers to timers without any refusal are exempt.
+    The loop itself issues that order again. Orders that the system also gives to timers in a run without refusals are
+    exempt.
     """
     if not trial.repeats:
         return
@@ -182,16 +189,19 @@ def patient(trial: Trial) -> Iterator[Breach]:
 
 
 def memory(trial: Trial) -> Iterator[Breach]:
-    """Check that GPU memory held stays between 0 and capacity, no plan asks for more, and no KV is left at the end."""
+    """Check that GPU memory in use is between 0 and capacity, and that no KV is left once all requests have ended.
+
+    No Limit may exceed a GPU's memory either, and the weights loaded at the start must fit.
+    """
     yield from _noted(trial, "memory")
     if trial.kv_bytes and all(row["state"] != "unfinished" for row in trial.rows):
         yield Breach(f"{trial.kv_bytes} bytes of KV are held although every request has ended")
 
 
 def served(trial: Trial) -> Iterator[Breach]:
-    """Check that every request ends once, whatever is refused for now.
+    """Check that every request ends once, whichever actions are refused for now.
 
-    It ends with all its tokens, because the system dropped it, or for want of memory.
+    It ends with all its tokens, or because the system dropped it, or because memory is too small for it.
     """
     yield from _noted(trial, "served")
     for row in trial.rows:
@@ -204,7 +214,10 @@ def served(trial: Trial) -> Iterator[Breach]:
 
 
 def idle(trial: Trial) -> Iterator[Breach]:
-    """Check that no request waits long for a load while GPUs for its model are empty, unless a quoted rule says so."""
+    """Check that no request waits long for a load while GPUs for its model are empty.
+
+    A system that quotes a rule by which it leaves GPUs empty (`leaves_idle`) is exempt.
+    """
     case = trial.subject.case
     if trial.error or case.refuse or case.decision_s or rule(trial.subject.make, trial.subject.preset):
         return
@@ -232,9 +245,10 @@ def idle(trial: Trial) -> Iterator[Breach]:
 
 
 def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
-    """Return the seconds in which the weights of all models pass one link in turn.
+    """Return the seconds to transfer the weights of all models over one link, one after another.
 
-    They take the slowest of the ways to load in `uses`, or the way from the host if it has none.
+    The slowest of the ways to load in `uses` counts, or the way from host memory if `uses` has none. Fixed costs of a
+    load are left out.
     """
     ladder, models = quantities.ladder(cluster.gpus[0].kind), cluster.models
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]
@@ -252,7 +266,7 @@ def rule(make: Any, preset: str | None = None) -> str:
 
 
 def replayed(trial: Trial) -> Iterator[Breach]:
-    """Check that a fresh policy, told the same events and answers, makes the same queries and actions."""
+    """Check that a fresh policy makes the same queries and actions if it gets the same events and answers."""
     if trial.error or trial.notes:
         return
     policy, _ = trial.subject.assemble()
@@ -282,7 +296,7 @@ def replayed(trial: Trial) -> Iterator[Breach]:
 
 
 def blind(trial: Trial) -> Iterator[Breach]:
-    """Check that no decision before t depends on the future after t: arrivals and output lengths."""
+    """Check that no decision before a time t depends on arrivals or output lengths after t."""
     yield from _noted(trial, "blind")
     jobs = trial.jobs
     if trial.error or trial.notes:
@@ -297,10 +311,11 @@ def blind(trial: Trial) -> Iterator[Breach]:
 
 
 def otherwise(until: Trial) -> Jobs:
-    """Return a workload with the past of a stopped trial and another future: other lengths, arrivals and order.
+    """Return a workload with the same past as a stopped trial, and another future.
 
-    Requests that ended keep their length, and others get one that they had not reached. Requests that had not arrived
-    come later and in reversed order. No length changes for a system that asked for the true ones.
+    Requests that had not arrived come later and in reversed order. Requests that had not ended get an output length
+    that they had not reached yet. Those that had ended keep theirs. If the system reads true output lengths, no length
+    changes.
     """
     jobs, n = until.jobs, until.seen
     model, prompt, output = jobs.model.copy(), jobs.prompt_tokens.copy(), jobs.output_tokens.copy()
@@ -321,14 +336,17 @@ def otherwise(until: Trial) -> Jobs:
 
 
 def _to_the_nanosecond(decision: Decision) -> str:
-    """Return a decision as text with its times to the nanosecond, to hide rounding in sums of steps."""
+    """Return a decision as text with its times rounded to nanoseconds.
+
+    Sums of the same steps in another order differ by less.
+    """
     return re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.9f}", repr(decision))
 
 
 def _steady(trial: Trial) -> bool:
     """Tell whether a trial makes the same decisions when it is repeated.
 
-    If it does not, other decisions on a changed workload prove nothing.
+    If it does not, a difference on a changed workload proves nothing.
     """
     return _differ(trial.decisions, run(trial.subject, trial.jobs, watched=False).decisions) is None
 
@@ -373,7 +391,7 @@ def deterministic(here: Prints, there: Prints) -> Iterator[tuple[str, Breach]]:
 
 
 def prints(trial: Trial) -> list[str]:
-    """Return the texts that two processes compare of a trial: a checksum of each decision, and a hash of the rows."""
+    """Return what two processes compare of a trial: a checksum of each decision, then a hash of all rows."""
     rows = sha256(repr((trial.rows, trial.impossible)).encode()).hexdigest()
     return [*(f"{zlib.crc32(repr(d).encode()):08x}" for d in trial.decisions), rows]
 

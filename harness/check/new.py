@@ -1,4 +1,4 @@
-"""The files that `bench new` writes: the smallest system that passes `bench check`, and one of each TOML form."""
+"""The files that `bench new` writes: the smallest system that passes `bench check`, and one TOML file of each form."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FILES = ("classes.toml", "set.toml", "study.toml")  # templates by the end of a 
 
 
 def write(path: Path) -> None:
-    """Write the template that a file's name asks for. Raises UserError if the path exists, or no template matches."""
+    """Write to `path` the template that fits its name. Raises UserError if the path exists, or no template fits."""
     if path.suffix == ".toml":
         form = next((name for name in FILES if path.name.endswith(name)), None)
         if form is None:

@@ -1,8 +1,8 @@
-"""Names that a system's file may use. It is policy alone: no clock, randomness, threads, I/O or view of the future.
+"""The names that a system's file may use: no clock, randomness, threads, I/O or view of the future.
 
-An allow-list of names as they stand in the source. A policy runs in the interpreter that holds the lengths of answers
-to come, so it may not name anything by which Python looks into itself: private attributes of others, frames, dunders
-beyond the usual, attributes by a name that is put together, members of modules that are not listed here.
+This is an allow-list of names as they are written in the source. A policy runs in the interpreter that also holds the
+lengths of future outputs. So it may not use names by which Python code inspects Python: private attributes of other
+objects, frames, unusual dunders, or attribute names that are computed. Members of modules must be listed here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ DEFINED = {
 
 
 def impure(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each breach of a rule in a system's source: its line, and a text on it. Raises SyntaxError."""
+    """Yield (line, message) for each breach of a rule in a system's source. Raises SyntaxError."""
     tree = ast.parse(source)
     reader = Reader(tree)
     reader.visit(tree)
@@ -103,7 +103,7 @@ class Reader(ast.NodeVisitor):
             self._imports(node)
 
     def note(self, node: ast.AST, what: str) -> None:
-        """Note that a node breaks a rule; `what` says in which way."""
+        """Note that a node breaks a rule, with the message `what`."""
         self.breaches.append((getattr(node, "lineno", 1), what))
 
     # ------------------------------------------------------------ modules
@@ -176,7 +176,7 @@ class Reader(ast.NodeVisitor):
     def _hidden(self, node: ast.AST, name: str, dunders: set[str]) -> None:
         """Check a name with a leading underscore.
 
-        It may be a usual dunder, or a name that the file itself defines and no object of the harness has.
+        It may be one of `dunders`, or a name that the file itself defines and that no object of the harness has.
         """
         if name.startswith("__") and name.endswith("__"):
             if name not in dunders:
@@ -259,7 +259,7 @@ class Reader(ast.NodeVisitor):
             self._hidden(node, name, DEFINED)
 
     def _annotation(self, node: ast.expr | None) -> None:
-        """Check an annotation. It may contain `type`, and text in it is parsed as a type, as Python would do."""
+        """Check an annotation, which may contain `type`. Strings in it are parsed and checked as types."""
         if node is None:
             return
         before, self.annotates = self.annotates, True

@@ -1,7 +1,7 @@
-"""Parts of a system's file that the cases of a check reached: lines of its functions, actions, events.
+"""The parts of a system's file that the cases of a check reached: lines of its functions, actions and events.
 
-A law says nothing of code that no case ran: an error raised there, or where a copy is first used, breaks no law. Lines
-that only raise Infeasible do not count: they are reached where models have no room, and a run that ends there says so.
+Laws say nothing about code that no case runs: an error that it would raise breaks no law. Lines that only raise
+Infeasible do not count. They run where models have no room, and such a run states that itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class Reached:
     """The lines, actions and events of a system's file that trials have reached so far."""
 
     def __init__(self, name: str) -> None:
-        """Read the file of a system, by name or path. Raises UserError, and SyntaxError where it is not Python."""
+        """Read the file of the system with this name or path.
+
+        Raises UserError if there is none, and SyntaxError if the file is not Python.
+        """
         self.file = str(system.path(name))
         tree = ast.parse(Path(self.file).read_bytes(), self.file)
         refusals, functions = set(_refusals(tree)), _functions(compile(tree, self.file, "exec"))
@@ -61,7 +64,7 @@ class Reached:
         return line(frame, "line", None)
 
     def add(self, trial: Trial) -> None:
-        """Count the actions and events of a trial."""
+        """Note the actions and events that a trial reached."""
         kinds = {kind.__name__ for kind in ACTIONS if kind is not Wake}  # a timer is the loop's
         self._uses |= {use for use in trial.uses if use.partition(".")[0] in kinds}
         self._hears |= {kind.__name__ for kind in trial.hears if kind in EVENTS}
@@ -101,7 +104,10 @@ def _refusals(tree: ast.Module) -> Iterator[int]:
 
 
 def _functions(code: CodeType) -> Iterator[tuple[CodeType, set[int]]]:
-    """Yield the functions of a file, with the lines of each: classes and modules run when they are imported."""
+    """Yield each function of a file, with the numbers of its lines.
+
+    Lines outside of functions are left out, because an import runs them.
+    """
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             if inner.co_flags & inspect.CO_OPTIMIZED:  # a function

@@ -1,7 +1,7 @@
-"""A trial: a preset of a system serves a case in the simulator, watched from both sides.
+"""A trial: a system serves a case in the simulator, and both sides are watched.
 
-A probe stands around the system: it records decisions, lends views and notes what the system does with them. A stand-in
-stands around the engine: it refuses actions where the case asks for it, and looks at memory after every event.
+A `Probe` wraps the system: it records decisions, lends views, and notes what the system does with them. A `Stand` wraps
+the engine: it refuses actions if the case asks for that, and reads memory use after every event.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # actions of an answer; processor second
 
 
 class Subject(NamedTuple):
-    """A system in a case, with one of its presets or its defaults, whose values `fields` replaces in part."""
+    """A system in a case, with the values of a preset or the defaults; `fields` replaces some of these values."""
 
     make: Any
     preset: str | None
@@ -66,13 +66,13 @@ class Subject(NamedTuple):
         return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "") + settings
 
     def policy(self, cluster: Cluster) -> System:
-        """Build a fresh policy. Raises Infeasible if the system says so, Fault if it fails."""
+        """Build a fresh policy. Raises Infeasible if the system raises it, and Fault if the system fails."""
         return system.build(
             self.make, cluster, {**(self.make.presets[self.preset] if self.preset else {}), **dict(self.fields)}
         )
 
     def assemble(self) -> tuple[System, Engine]:
-        """Build a fresh policy and its engine, whose page size the policy's options decide."""
+        """Build a fresh policy and an engine for it, with the page size that the policy's options set."""
         config = self.case.config
         priced = _priced(tuple((m.shape, m.tp) for m in config.models), config.gpu, config.host)
         policy = self.policy(machine.cluster(config, priced=priced))
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
 
 
 def subject(make: Any, preset: str | None, name: str, case: Case) -> Subject:
-    """Return the subject of a case; a system that states its number of GPUs gets that many."""
+    """Return the subject of a case. A system that states how many GPUs it needs (`gpus_needed`) gets that many."""
     config = case.config
     if hasattr(make, "gpus_needed"):
         config = replace(config, gpus=make.gpus_needed(machine.cluster(config).models, config.node_gpus))
@@ -156,7 +156,7 @@ class Lent:
 
 
 class Probe:
-    """A system around another: records its decisions, lends it views, and notes what it does with them."""
+    """A system that wraps another one: it records the other's decisions, lends it views, and notes broken laws."""
 
     def __init__(self, policy: System, cluster: Cluster, requests: int, reach: Reach = nullcontext) -> None:
         self._reach = reach
@@ -172,21 +172,24 @@ class Probe:
         self.notes.append((law, Breach(what, len(self.decisions))))
 
     def watch(self, view: View) -> View:
-        """Return the view unchanged, as `on` lends it (see Log)."""
+        """Return the view unchanged, because `on` itself lends a watched view (see Log)."""
         return view
 
     def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
-        """Do nothing, as `on` records decisions (see Log)."""
+        """Do nothing, because `on` itself records decisions (see Log)."""
 
     def stood(self, note: StandingNote) -> None:
-        """See Log."""
+        """Note an order that the system repeats in answer to a timer while the loop has it to issue again (see Log)."""
         last = self.decisions[-1]
         timer = isinstance(last.event, Woke) and last.event.key != "start"
         if note.fate == "withdrawn" and timer and note.action in last.actions:
             self.repeats.append((len(self.decisions) - 1, note.action))
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Record a decision: lend a watched view to the system, and pass its answer on. Raises Livelock."""
+        """Record a decision: give the system a watched view, and return its answer.
+
+        Raises Livelock if there are too many decisions, or too many actions in an answer.
+        """
         now_s, reads, at = view.now_s, list[Read](), len(self.decisions)
         if at >= self._most + MOST_PER_S * max(0.0, now_s):
             raise Livelock(f"{at} decisions by {now_s:g} s")
@@ -250,7 +253,10 @@ class Probe:
 
 
 def held_bytes(engine: Engine) -> list[tuple[int, int]]:
-    """Return each GPU's memory in use, as a policy sees it: bytes of weights that are in or coming, and of KV."""
+    """Return (weights, KV) for each GPU: the bytes in use, as a policy sees them.
+
+    Weights count once their load has begun.
+    """
     view, models = engine.view(), engine.cluster.models
     by_gpu = []
     for g in range(len(engine.cluster.gpus)):
@@ -261,7 +267,10 @@ def held_bytes(engine: Engine) -> list[tuple[int, int]]:
 
 
 def held(engine: Engine, by_gpu: Sequence[tuple[int, int]]) -> Held:
-    """Return which GPUs hold neither weights nor KV (`held_bytes`) now, and which models are loaded."""
+    """Return which GPUs now have neither weights nor KV, and which models are loaded.
+
+    `by_gpu` is the result of `held_bytes`.
+    """
     view = engine.view()
     insts = [view.insts(g) for g in range(len(by_gpu))]
     empty = frozenset(g for g, (here, (_, kv)) in enumerate(zip(insts, by_gpu, strict=True)) if not here and not kv)
@@ -269,7 +278,7 @@ def held(engine: Engine, by_gpu: Sequence[tuple[int, int]]) -> Held:
 
 
 class Stand:
-    """An engine around another one. Now and then it refuses an action, as if something were lacking.
+    """An engine that wraps another one, and refuses some actions as if a resource were lacking.
 
     The lack ends after LACK_S seconds. If `watched`, the memory of the inner engine is read after every event.
     """
@@ -293,11 +302,11 @@ class Stand:
         self._due: list[Action] = []  # these are to be issued again before anything else
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the inner engine has of this name: its fields, and the methods that nothing is added to here."""
+        """Return the inner engine's attribute of this name; only names that this class does not define come here."""
         return getattr(self._engine, name)
 
     def poll(self, until_s: float) -> Event | None:
-        """See Engine."""
+        """Return the next event of the inner engine, or Freed when a lack ends (see Engine)."""
         if self._due:
             self._note("stands", f"{brief(self._due[0])} was not issued again when something came free")
         event = self._engine.poll(min(until_s, self._free_s))
@@ -312,7 +321,7 @@ class Stand:
         return event
 
     def do(self, action: Action) -> Done | None:
-        """See Engine."""
+        """Refuse an action, or pass it to the inner engine (see Engine)."""
         if isinstance(action, Run):  # the loop may hold a turn, unseen here, in place of another: Run is not followed
             return self._refusal(action)
         again = self._due[:1] == [action]
@@ -384,10 +393,10 @@ def run(
     watched: bool = True,
     reach: Reach = nullcontext,
 ) -> Trial:
-    """Try a subject, on its case's workload or another one, to its end or to an earlier time.
+    """Run a subject on the workload of its case, or on `jobs`, to the end or until `end_s`.
 
-    Where only decisions and rows matter, memory need not be `watched`, which takes half of a trial's time. The policy's
-    own code runs within contexts of `reach`.
+    `watched` reads memory after every event, which takes half of a trial's time. It is not needed for decisions and
+    rows. The policy's own code runs within contexts of `reach`.
     """
     case = subject.case
     jobs = case.jobs if jobs is None else jobs
@@ -434,13 +443,19 @@ def _seen(engine: Engine, n: int) -> int:
 
 
 def patience_s(uses: frozenset[str], size: int = 1) -> float:
-    """Return the seconds after the last arrival by which all requests must have ended; longer cases get more."""
+    """Return the seconds after the last arrival by which all requests must have ended.
+
+    They grow with the `size` of the case, and with the fixed cost of the slowest way to load in `uses`.
+    """
     ways = quantities.ladder("h100")
     return size * PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
 
 
 def needs(action: Action) -> Iterator[str]:
-    """Yield what `uses` must hold for an action: its name, fields off their defaults, values of closed sets."""
+    """Yield the entries that `uses` must have for an action.
+
+    They are the action's name and each field that differs from its default, with the value if the field has few values.
+    """
     kind = type(action).__name__
     match action:
         case Wake():

@@ -1,4 +1,4 @@
-"""The digest of what a check depends on beside the system's file: laws, cases, loop, engine and cost tables."""
+"""A digest of everything that a check depends on except the system's file: laws, cases, loop, engine, cost tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ FILES = (
 
 @cache
 def under() -> str:
-    """Return the SHA-256 over the meaning of the files. A rewrite that makes the same rows does not change it."""
+    """Return one SHA-256 over the meaning of these files. Recorded rewrites that give the same rows do not change it.
+
+    The record of rewrites is that of harness/loop/meaning.py.
+    """
     rewritten = {ROOT / name for now, _ in meaning.rewrites() for name, _ in now}
     every = {file for pattern in FILES for file in ROOT.glob(pattern)} | {file for file in rewritten if file.is_file()}
     known = meaning.as_before({(str(file.relative_to(ROOT)), meaning.digest(file)) for file in every})
