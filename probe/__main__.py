@@ -1,6 +1,6 @@
-"""`python3 -m probe`: probe this machine's GPU within some minutes; call it again to go on.
+"""`python3 -m probe`: probe this machine's GPU within some minutes; call it again to resume.
 
-DEVICE=cpu: the rows of duels without a card, as the law of rounds tells them, to try their logic.
+DEVICE=cpu: run the rows of duels without a card, with times that the law of rounds predicts, to try their logic.
 """
 
 from __future__ import annotations

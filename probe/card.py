@@ -89,7 +89,7 @@ def _part(name: str, priority: int, lane: int = 0) -> rig.Part:
 
 
 def facts(work: Work) -> dict[str, float]:
-    """See Device."""
+    """Return the layers of a lane's unit, and the bytes that it reads and writes (see Device)."""
     if work.act == "spin":
         return {"layers": 1, "bytes": 0}
     if work.act == "copy":
@@ -171,7 +171,7 @@ def timeline(cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int
 
 
 def clocks() -> dict[str, float]:
-    """See Device."""
+    """Return clocks and power at the end of the last duel: sm_mhz, mem_mhz, watts (see Device)."""
     return dict(CLOCKS)
 
 

@@ -26,10 +26,10 @@ NEAR = 0.02  # relative error that bf16 results may have
 
 
 def device(box: Box) -> Iterator[Sample]:
-    """Read device attributes, page granularity and SM step; measure the card's peak bandwidth and arithmetic.
+    """Read device attributes, page granularity and SM step; measure the card's bandwidth and rate of arithmetic.
 
-    The bandwidth is that of a kernel that copies. The arithmetic is that of a large GEMM, on random numbers and on
-    zeros.
+    The bandwidth is that of a kernel that copies. The rate of arithmetic is that of a large GEMM, on random numbers and
+    on zeros.
     """
     dev = driver.device()
     for name in ATTRIBUTES:
@@ -58,7 +58,7 @@ def device(box: Box) -> Iterator[Sample]:
 
 
 def seen(p: rig.Part) -> set[int]:
-    """Return the SMs that a partition's programs run on."""
+    """Return the ids of the SMs on which the programs of a partition run."""
     out = torch.full((4 * rig.sms(),), -1, dtype=torch.int32, device=rig.DEVICE)
     spin = torch.full((1,), 50_000, dtype=torch.int64, device=rig.DEVICE)
     torch.cuda.synchronize()
@@ -162,7 +162,7 @@ def sm_target(count: int) -> Iterator[None]:
 
 
 def attention(box: Box) -> Iterator[Sample]:
-    """Time paged decode attention of one layer, after a check of its result against a reference.
+    """Time paged decode attention of one layer, once its result agrees with a reference.
 
     It is timed over sequences, context lengths and SMs, then over splits and pipeline stages, then on driver pages of
     three sizes.
@@ -218,10 +218,7 @@ def block_of(page: int) -> int:
 
 
 def paged(box: Box, page: int) -> Iterator[Sample]:
-    """Time decode attention of 64 sequences of 2,048 tokens of the 8B, with KV on driver pages of `page` bytes.
-
-    Smaller pages hold fewer tokens each.
-    """
+    """Time decode attention of 64 sequences of 2,048 tokens of the 8B, with KV on driver pages of `page` bytes."""
     m, rows, ctx = llama.DIMS["8B"], 64, 2048
     tokens = llama.page_tokens(m, page, block_of(page))
     count = rows * -(-ctx // tokens)

@@ -1,7 +1,7 @@
 """The parent process: it hands probes to workers under deadlines and writes one synced line a measurement.
 
-It knows no torch and touches no GPU, so a probe that faults, hangs or raises costs that probe alone. A second call on
-the same folder goes on: measurements that were made are not repeated, what faulted or hung is left out unless asked.
+It imports no torch and touches no GPU, so a probe that faults, hangs or raises costs that probe alone. A second call on
+the same folder resumes: it repeats no measurement, and it skips probes that faulted or hung unless asked for them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Child:
         os.close(write)
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send one line. Raises EOFError at the child's end."""
+        """Send one line. Raises EOFError if the child has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -70,7 +70,7 @@ class Child:
             raise EOFError(self.last_words()) from None
 
     def hear(self, deadline: float) -> Line:
-        """Wait for the next line. Raises TimeoutError at the deadline and EOFError at the child's end."""
+        """Wait for the next line. Raises TimeoutError at the deadline, and EOFError if the child has ended."""
         while b"\n" not in self._rest:
             if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError
@@ -94,7 +94,7 @@ class Child:
         return f"{end}: {lines[-1][:200]}" if lines else end
 
     def close(self, *, kill: bool = False) -> bool:
-        """End the child; return False if it does not die."""
+        """End the child process; return False if it does not end."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -162,7 +162,7 @@ class Journal:
         self.call = 1 + max((int(line.get("call", 0)) for line in known), default=0)
 
     def add(self, line: Line) -> None:
-        """Keep one line."""
+        """Append one line."""
         line = {**line, "call": self.call, "t": round(time.time(), 3)}
         self.known.append(line)
         write(self._file, json.dumps(line))

@@ -55,7 +55,7 @@ def attribute(dev: Any, name: str) -> int:
 
 
 def bind(ordinal: int = 0) -> None:
-    """Let this thread use the primary context, that of torch; every helper thread must call this first."""
+    """Make torch's context, the primary one, current in this thread; every helper thread must call this first."""
     ok(drv.cuCtxSetCurrent(ok(drv.cuDevicePrimaryCtxRetain(device(ordinal)))), "cuCtxSetCurrent")
 
 
@@ -93,12 +93,15 @@ def unreserve(at: int, size: int) -> None:
 
 
 def create(size: int, ordinal: int = 0) -> Any:
-    """Create memory without an address: a handle that lives until `release` and its last mapping's end."""
+    """Allocate memory without an address; return its handle.
+
+    The memory lives until the handle is released and its last mapping is removed.
+    """
     return ok(drv.cuMemCreate(size, _property(ordinal), 0), "cuMemCreate")
 
 
 def release(handle: Any) -> None:
-    """Give a handle back."""
+    """Give up a handle."""
     ok(drv.cuMemRelease(handle), "cuMemRelease")
 
 
@@ -147,7 +150,10 @@ def between(dst: int, src: int, size: int, stream: int) -> None:
 
 
 def copy_batch(dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
-    """Do many copies in one call; sources are read in the stream's order (else KV may be read before it is written)."""
+    """Do many copies in one call; sources are read in the stream's order.
+
+    In any other order, KV may be read before it is written.
+    """
     attr = drv.CUmemcpyAttributes()
     attr.srcAccessOrder = drv.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     to, of = ([drv.CUdeviceptr(a) for a in addresses] for addresses in (dsts, srcs))
@@ -187,7 +193,7 @@ def describe(resource: Any) -> Any:
 
 
 def green(description: Any, dev: Any) -> Any:
-    """Create a green context on some of the SMs; keep it as long as its streams."""
+    """Create a green context on some of the SMs; it must outlive its streams."""
     return ok(drv.cuGreenCtxCreate(description, dev, DEFAULT_STREAM), "cuGreenCtxCreate")
 
 

@@ -1,6 +1,6 @@
-"""A stand-in for a card: duels as the law of rounds predicts them, so that rows run to their end with DEVICE=cpu.
+"""A stand-in for a card with DEVICE=cpu: duels take the times that the law of rounds predicts, so that rows can run.
 
-Seconds of a layer are those of an H200's first measurements, rounded; nothing is measured, and `hello` says so.
+Seconds of a layer are those of an H200's first measurements, rounded. Nothing is measured, and `hello` says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def sms(work: Work) -> int:
 def layer_s(work: Work) -> float:
     """Return the seconds of one layer of a lane that runs alone on its partition.
 
-    Prompts slow down in proportion as the SMs get fewer. Decodes do so only below half of the card's SMs.
+    A layer of prompts takes time in inverse proportion to the number of SMs. So does a layer of decode, but only below
+    half of the card's SMs.
     """
     share = sms(work) / SMS
     if work.act in {"spin", "copy"}:
@@ -64,7 +65,7 @@ def build(work: Work, twin: int) -> float:
 
 
 def duel(cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
-    """See Device."""
+    """Return lanes with the seconds that the law of rounds predicts (see Device)."""
     alone = [_alone(work) for work, _ in cell]
     slow = law.slowdown([lane for lane, _ in alone], ROUNDS)
     out = []
@@ -95,7 +96,7 @@ def timeline(cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int
 
 
 def facts(work: Work) -> dict[str, float]:
-    """See Device."""
+    """Return the layers of a lane's unit, and the bytes that it reads and writes (see Device)."""
     layers = LAYERS.get(work.of, 1)
     per_layer = {"decode": 0.7 * DECODE_S.get(work.of, 0.0), "copy": 0.9e-3}.get(work.act, 1e-5)
     return {"layers": layers, "bytes": HBM * layers * per_layer}

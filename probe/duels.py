@@ -1,9 +1,9 @@
 """Duels: steps of several models at once on one GPU, in rows of cells; each row has a time box of its own.
 
 A cell is one to eight lanes that run at the same time. A row measures each of its lanes alone, then its cells, in an
-order that is shuffled again in each round. Every lane of a cell is a sample `lane`: seconds from the end of one step to
-the next, with the clocks and watts of that moment. A row knows no torch: `card` runs its lanes on a GPU, and `dry`,
-where DEVICE=cpu, tells what the law of rounds says.
+order that is shuffled again in each round. Every lane of a cell gives a sample `lane`: seconds from the end of one step
+to the next, with clocks and watts at the end of the duel. This module imports no torch: `card` runs the lanes on a GPU.
+With DEVICE=cpu, `dry` returns what the law of rounds predicts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Device(Protocol):
     """A module that runs lanes: `probe.card`, `probe.dry`."""
 
     def build(self, work: Work, twin: int) -> float:
-        """Prepare a lane and return the seconds that it took; `twin` is its number in its cell by `twins`."""
+        """Prepare a lane and return the seconds that it took; `twin` is the lane's number from `twins`."""
         ...
 
     def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
@@ -97,7 +97,7 @@ class Device(Protocol):
 
 
 def device() -> Device:
-    """Return the machine that runs lanes here."""
+    """Return the module that runs lanes on this machine."""
     name = "probe.dry" if os.environ.get("DEVICE") == "cpu" else "probe.card"
     return cast("Device", importlib.import_module(name))
 
@@ -195,8 +195,8 @@ def params(row: str, cell: Cell, lane: int, turn: int, **more: Value) -> dict[st
 def lanes(row: str, cell: Cell, turn: int, ran: Sequence[Ran], about: Device, **more: Value) -> Iterator[Sample]:
     """Yield a sample for each lane of a duel.
 
-    A lane that ended fewer than two units is marked `late`, and its sample has the seconds of the longest lane instead.
-    Raises RuntimeError if all are late.
+    A lane that ended fewer than two units is marked `late`. Its sample then has the seconds for which the longest lane
+    ran in all. Raises RuntimeError if all are late.
     """
     clocks = about.clocks()
     if not any(each.seconds for each in ran):
@@ -209,7 +209,7 @@ def lanes(row: str, cell: Cell, turn: int, ran: Sequence[Ran], about: Device, **
 
 
 def missing(box: Box, row: str, cell: Cell, turn: int, **more: Value) -> bool:
-    """Tell whether a lane of a cell is still to be measured."""
+    """Tell whether any lane of a cell is still to be measured."""
     return any(box.todo("lane", **params(row, cell, k, turn, **more)) for k in range(len(cell)))
 
 

@@ -17,7 +17,7 @@ UNIT = 128  # bf16 in the 256 bytes that a block table counts in
 
 
 def jit(kernel: Callable[..., None]) -> Any:
-    """Apply `triton.jit` with a type; the kernel is launched as `kernel[grid](...)`."""
+    """Apply `triton.jit`, with a type; launch the kernel as `kernel[grid](...)`."""
     return triton.jit(kernel)
 
 
@@ -156,7 +156,7 @@ def gather(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def scatter(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy packed pieces back: `gather` reversed."""
+    """Copy pieces of N int64 words, packed in src, to `offset` (in words) of dst; grid (pieces, N / BLOCK)."""
     p = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(offset + p)

@@ -13,7 +13,7 @@ SWEEPS = 3  # iterations that the fixed point of which lanes are present takes
 
 
 class Lane(NamedTuple):
-    """A lane as it is when it runs alone on its SMs; shares are fractions of 1."""
+    """A lane as it is when it runs alone on its SMs; `duty` and `bandwidth` are fractions of 1."""
 
     layer_s: float  # GPU seconds of a layer
     prompts: bool  # its steps hold prompts: large GEMMs that fill the SMs

@@ -75,7 +75,7 @@ def _plan(m: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def weights(m: Dims, blob: Tensor) -> dict[str, Tensor]:
-    """Return the weights as views of one flat blob, in the order in which layers run."""
+    """Return the weights by name, as views of one flat blob, in the order in which layers run."""
     out, first = {}, 0
     for name, shape in _plan(m):
         out[name] = blob[first : first + prod(shape)].view(shape)
@@ -119,7 +119,7 @@ class Kv:
         return (out // kernels.UNIT).to(torch.int32).to(self.data.device)
 
     def slots(self, table: Tensor, position: Tensor, block: int) -> Tensor:
-        """Return where K of each row's token at `position` lies in the first layer: an int64 offset in elements."""
+        """Return where K of each row's token at `position` is stored in the first layer: int64 offsets in elements."""
         held = table.gather(1, (position // block).view(-1, 1).long()).view(-1).long()
         return held * kernels.UNIT + (position % block).long() * self.m.token
 
@@ -138,7 +138,10 @@ def pool(m: Dims, *needs: tuple[int, int], page: int = 0, block: int = 64) -> Kv
 
 
 def splits(rows: int, kv: int, on_sms: int) -> int:
-    """Return the least power of two, up to 32, that gives each SM two programs of decode attention."""
+    """Return the number of splits of KV with which each SM gets two programs of decode attention.
+
+    It is the least such power of two, but at most 32.
+    """
     n = 1
     while n < 32 and rows * kv * n < 2 * on_sms:
         n *= 2
@@ -161,7 +164,7 @@ class Attend:
         self.out = torch.empty_like(self.q)
 
     def run(self, layer: int) -> None:
-        """Compute out from q in one layer."""
+        """Compute the attention of `q` in one layer into `out`."""
         m, rows = self.kv.m, self.q.shape[0]
         group, padded = m.heads // m.kv, 16
         kernels.decode[(rows, m.kv, self.splits)](
@@ -262,7 +265,7 @@ class Layers:
         raise NotImplementedError
 
     def body(self) -> None:
-        """Compute the last layer's output from token ids."""
+        """Compute the last layer's normalised output from token ids."""
         m, w = self.model.m, self.model.w
         torch.index_select(w["embedding"], 0, self.ids, out=self.x)
         self.out.zero_()

@@ -35,7 +35,8 @@ def clocked(call: Callable[[], Any]) -> float:
 def vmm(box: Box) -> Iterator[Sample]:
     """Time each driver call that reserves or maps memory, by page size.
 
-    Then try to map a handle from an offset, which some drivers refuse, and time Python beside a thread that maps pages.
+    Then try to map a handle from an offset, which some drivers refuse. Also time Python code while another thread maps
+    pages.
     """
     if box.todo("reserve", size=64 * GIB):
         spans: list[int] = []
@@ -152,7 +153,10 @@ class Locked:
         return touched, taken
 
     def chunks(self, nbytes: int, size: int = CHUNK) -> list[tuple[int, int, int]]:
-        """Split a blob, stored from the first piece on, into chunks: (host address, offset, bytes) of each."""
+        """Split a blob into chunks; return (host address, offset in the blob, bytes) of each.
+
+        The blob is stored from the first piece on; pieces that are lacking are added.
+        """
         self.grow(-(-nbytes // GIB))
         out, first = [], 0
         while first < nbytes:
@@ -188,7 +192,7 @@ def download(src: int, nbytes: int, stream: Any, size: int = CHUNK) -> None:
 
 
 def rounds(stream: Any, work: Callable[[], None], n: int = 3) -> list[float]:
-    """Return the device seconds of each of n rounds on a stream."""
+    """Run `work` n times on a stream; return the device seconds of each time."""
     out = []
     for _ in range(n):
         a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -226,7 +230,7 @@ def copies(box: Box) -> Iterator[Sample]:
 def pinning(box: Box) -> Iterator[Sample]:
     """Time the pinning of memory that exists already, and the allocation of pinned memory.
 
-    The memory of the first kind stays pinned for the probes that follow.
+    The memory that existed already stays pinned for the probes that follow.
     """
     if box.todo("pin", method="register"):
         touched, taken = LOCKED.grow(8)
@@ -260,7 +264,7 @@ def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float
 
 
 def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
-    """Time decode steps of the 3B alone and beside copies each way."""
+    """Time decode steps of the 3B alone, beside copies to the device, and beside copies to the host."""
     m, ctx = llama.DIMS["3B"], 1024
     model, p = llama.Model(m), rig.whole()
     decode = model.decode(llama.pool(m, (rows, ctx)), rows, ctx, p.sms)
@@ -280,7 +284,7 @@ def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
 
 
 def evict(box: Box) -> Iterator[Sample]:
-    """Evict an 8B and restore it at the same addresses: time each part, and compare the bits that its graph gives."""
+    """Evict an 8B and restore it at the same addresses; time each part, and compare its logits bit by bit."""
     m, page = llama.DIMS["8B"], rig.LARGE
     pages = rig.Pages(-(-m.weight_bytes() // page), page)
     if 2 * pages.size > rig.free_bytes():

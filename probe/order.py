@@ -1,11 +1,11 @@
-"""The order in which a card's time is used: `probe/ORDER.md`, whose next step `make gpu` prints.
+"""The order of the measurements on a card (`probe/ORDER.md`); `make gpu` prints the next step.
 
     python -m probe.order                 # what is next
     python -m probe.order --call 1        # run the steps of a call that are not done, each under its limit
 
-Every step is a command of its own and leaves one synced line in results/order.jsonl; a second call goes on. With
-DEVICE=cpu the same commands run without a card: duels as the law tells them, servers as the simulator has them; what
-measures servers is left out.
+Every step is a command of its own and leaves one synced line in results/order.jsonl; a second call resumes. With
+DEVICE=cpu the same commands run without a card: duels take the times that the law of rounds predicts, and the simulator
+stands in for servers. Steps that measure servers are left out.
 """
 
 from __future__ import annotations

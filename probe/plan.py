@@ -1,4 +1,4 @@
-"""The probes, in order: those that may fault or hang come last, each in a process of its own."""
+"""The probes in their order; those that may fault or hang come last, each in a process of its own."""
 
 from __future__ import annotations
 

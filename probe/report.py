@@ -37,7 +37,7 @@ class Book:
         return list(latest.values())
 
     def line(self, what: str, **params: Any) -> Line | None:
-        """Return the only or first sample that `all` gives, or None."""
+        """Return the first sample that `all` returns; None if there is none."""
         return next(iter(self.all(what, **params)), None)
 
 
@@ -52,7 +52,7 @@ def rate(line: Line, of: str = "bytes") -> float:
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """Format one value, or the least and the largest; "" for none."""
+    """Format the least and the largest value, or one of them if both look alike; "" for no values."""
     if not values:
         return ""
     low, high = form(min(values)), form(max(values))
@@ -273,7 +273,7 @@ class Duel(NamedTuple):
 def duelled(book: Book) -> list[Duel]:
     """Return every measured cell of two or more lanes, and the pairs of the earlier probe `interfere`.
 
-    A cell that was cut off, or of which a lane was not measured alone, is left out.
+    A cell is left out if it was cut off, or if one of its lanes was not measured alone.
     """
     cells: dict[tuple[str, ...], dict[int, list[Line]]] = {}
     for line in book.all("lane"):
@@ -337,7 +337,7 @@ def _interfered(book: Book) -> Iterator[Duel]:
 
 
 def finding(book: Book) -> list[str]:
-    """Return a sentence on how long a decode step takes beside a prefill; an empty list where that was not measured."""
+    """Return a sentence on how long a decode step takes beside a prefill; an empty list if that was not measured."""
     beside: dict[str, list[float]] = {}
     for duel in duelled(book):
         if tuple(work.act for work in duel.works) == ("decode", "prefill") and not any(w.priority for w in duel.works):
@@ -373,7 +373,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def write(folder: Path, plan: Plan) -> str:
-    """Write README.md of a folder; return its text, and where it is."""
+    """Write README.md of a folder; return its text, followed by a line that names the file."""
     calls = json.loads((folder / HOST).read_text(encoding="utf-8"))["calls"]
     host, path = calls[-1], folder / "README.md"
     packages = ", ".join(f"{name} {version}" for name, version in host.get("packages", {}).items())

@@ -1,6 +1,6 @@
 """The common base of probes: the machine's facts, partitions, graphs, clocks.
 
-Data is random (zeros draw less power and time too well); buffers rotate over more than the L2 cache.
+Data is random, as zeros draw less power and take less time. Buffers that rotate are together larger than the L2 cache.
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ def noise(x: Tensor, scale: float = 0.02, seed: int = 0) -> Tensor:
 
 
 def at(address: int, nbytes: int, dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Tensor:
-    """Return a flat tensor over memory of another owner; the address is not checked, so that holes are allowed."""
+    """Return a flat tensor over memory that another owner allocated.
+
+    The address is not checked, so parts of the range may be unmapped.
+    """
     place = torch.device(device or DEVICE)
     make = torch._C._construct_storage_from_data_pointer  # noqa: SLF001 - as_tensor refuses addresses of holes
     storage = make(address, place, nbytes)
@@ -129,7 +132,7 @@ class Part(NamedTuple):
 
 @cache
 def whole(priority: int = 0, lane: int = 0) -> Part:
-    """Return the part of all SMs; `lane` tells streams of the same priority apart."""
+    """Return a partition of all SMs; each `lane` and priority has a stream of its own."""
     del lane
     return Part(sms(), torch.cuda.Stream(priority=priority))
 
@@ -144,16 +147,16 @@ def on(resource: Any) -> Part:
 
 @cache
 def pair(n: int) -> tuple[Part, Part]:
-    """Return a partition of about n SMs and one of the rest, which share no SM.
+    """Return a partition of about n SMs, and a partition of the rest.
 
-    Both come from one split. The rest may lack thread-block clusters.
+    Both come from one split and share no SM. The rest may lack thread-block clusters.
     """
     group, rest = driver.split(driver.all_sms(driver.device()), n)
     return on(group), on(rest)
 
 
 def part(n: int) -> Part:
-    """Return a part of about n SMs; if the card has no more than n, of all SMs."""
+    """Return a partition of about n SMs, or of all SMs if the card has no more than n."""
     return whole() if n >= sms() else pair(n)[0]
 
 
@@ -181,7 +184,7 @@ def capture(stream: Any) -> Iterator[Any]:
 def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
     """Return a CUDA graph of `calls` calls of `work(i)`. Calls before the capture keep compilation out of it.
 
-    A graph holds addresses, not tensors. It therefore keeps `work`, whose buffers it reads and writes, alive.
+    A graph holds addresses, not tensors. So the graph keeps a reference to `work`, whose buffers it reads and writes.
     """
     p.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(p.stream):
@@ -208,7 +211,10 @@ def replays(p: Part, graph: Any, n: int) -> list[float]:
 
 
 def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float = 0.1) -> list[float]:
-    """Return the seconds of one call, from replays of a graph of `calls`; the first replays, cold, are left out."""
+    """Return the seconds of one call of `work`, as measured in each replay of a graph of `calls` calls.
+
+    The first replays, which are cold, are left out.
+    """
     graph = graph_of(p, work, calls)
     probe = min(replays(p, graph, 3))
     n = int(min(50, max(5, seconds / max(probe, 1e-6))))
@@ -218,7 +224,10 @@ def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float
 
 
 def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
-    """Return how many buffers of `nbytes` together outgrow the L2 cache, at least `least` and at most `most`."""
+    """Return how many buffers of `nbytes` together exceed the L2 cache, by the factor `CACHES`.
+
+    The number is at least `least` and at most `most`.
+    """
     return int(min(most, max(least, -(-int(CACHES * l2_bytes()) // nbytes))))
 
 
@@ -226,7 +235,7 @@ def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
 
 
 class Pages:
-    """Addresses for `count` pages; handles come and go, and nothing is mapped at the start.
+    """A range of addresses for `count` pages, whose memory handles may come and go; at the start nothing is mapped.
 
     Triton asks the driver about the base pointer at each launch, so page 0 must be mapped then.
     """
@@ -243,12 +252,12 @@ class Pages:
         self.handles[i] = handle
 
     def take(self, i: int) -> Any:
-        """Unmap page i and hand its handle out."""
+        """Unmap page i and return its handle."""
         driver.unmap(self.base + i * self.page, self.page)
         return self.handles.pop(i)
 
     def open(self, first: int = 0, count: int | None = None) -> None:
-        """Let the device use pages that are mapped side by side."""
+        """Let the device use `count` pages from page `first` on, which must be mapped; by default, all pages."""
         driver.allow(self.base + first * self.page, (self.count if count is None else count) * self.page)
 
     def fill(self) -> Pages:
@@ -259,7 +268,7 @@ class Pages:
         return self
 
     def close(self) -> None:
-        """Give everything back."""
+        """Unmap and release all pages, and give the addresses back."""
         torch.cuda.synchronize()
         for i in list(self.handles):
             driver.release(self.take(i))

@@ -1,4 +1,4 @@
-"""Probes of several at once: a host that drives many models, hand-over between streams and partitions."""
+"""Probes of sharing: one host thread that drives many models, and hand-over between streams and partitions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def events(box: Box) -> Iterator[Sample]:
         n = HAND // 4
 
         def chain(cross: bool, left: rig.Part = left, right: rig.Part = right) -> None:
-            """Launch n pairs of kernels in sequence, the two of a pair on both streams if `cross`, else all on one."""
+            """Launch n pairs of kernels in sequence; if `cross`, a pair uses both streams, else all use one."""
             for _ in range(n):
                 with torch.cuda.stream(left.stream):
                     hand(a)

@@ -1,7 +1,7 @@
 """The child process: it runs the probes named on stdin, one after another, and sends samples up a pipe.
 
-A probe is a generator of samples; between two of them its time box is checked. At worst a probe ends this process: all
-samples that it sent are kept by the parent.
+A probe is a generator of samples; between two of them its time box is checked. A probe may end this process at worst,
+and then the parent still has all samples sent before.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def record(probe: str, s: Sample) -> dict[str, Any]:
 
 
 class Box:
-    """A probe's time box: the seconds left, and the measurements that an earlier call made."""
+    """A probe's time box: the seconds left, and the measurements that are done because an earlier call made them."""
 
     def __init__(self, seconds: float, done: Iterable[Key] = ()) -> None:
         self._end, self._done = time.monotonic() + seconds, frozenset(done)
@@ -112,7 +112,7 @@ def find(module: str, name: str, box: Box) -> Iterator[Sample]:
 
 
 def die_with_parent() -> None:
-    """Have Linux end this worker with its parent, even if it hangs in the driver."""
+    """Have Linux kill this worker when its parent ends, even if the worker hangs in the driver."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 

@@ -1,6 +1,7 @@
-"""Arrival processes and popularity; every draw comes from a generator that its purpose names.
+"""Arrival processes and popularity of models; each purpose draws from a random generator of its own.
 
-Times are seconds from 0, sorted, below `span_s`; rates are requests per second; `rng` is consumed, never made here.
+Arrival times are seconds from 0, sorted, below `span_s`. Rates are requests per second. The functions draw from the
+`rng` that the caller passes.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: flo
 
 
 def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, on_s: float) -> F8:
-    """Map times counted in on-time, in [0, duty x span), to stamps that lie in the on-periods of [0, span).
+    """Spread times over random on-periods; return stamps in [0, `span_s`).
 
-    The on-periods together are exactly the share `duty` of the span.
+    `on_time_s` counts only the time in which a stream is on, in [0, `duty` x `span_s`). The on-periods together are
+    exactly the share `duty` of the span, and one lasts about `on_s` in the mean.
     """
     if duty == 1.0 or not len(on_time_s):
         return on_time_s
@@ -75,7 +77,10 @@ def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, 
 
 
 def bounded(what: str, requests: float, way: str, most: int = MOST_REQUESTS) -> None:
-    """Raise UserError if there are more requests than a run can hold."""
+    """Raise UserError if there are more than `most` requests.
+
+    The message says that `what` has too many requests, and in which `way` to get fewer.
+    """
     if not requests <= most:
         raise UserError(f"{what} is {requests:.3g} requests, above {most:,} ({way})")
 
@@ -88,7 +93,10 @@ def positive(name: str, value: float) -> float:
 
 
 def _renewal(draw: Callable[[int], F8], mean_s: float, span_s: float, cv: float = 1.0) -> F8:
-    """Return arrival times up to `span_s`; `draw(n)` draws n gaps between them, and nearly always one call suffices."""
+    """Return arrival times up to `span_s`, made of random gaps with the mean `mean_s`.
+
+    `draw(n)` draws n gaps; one call nearly always suffices. `cv` is the coefficient of variation of the gaps.
+    """
     positive("span_s", span_s)
     times, last = [], 0.0
     while last < span_s:

@@ -1,4 +1,4 @@
-"""Checks of every row of a trace; the first bad row is named with the way out."""
+"""Checks of all rows of a trace; the error names the first bad row and a way to mend it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ordered(
 
 
 def tokens(counts: NDArray[np.int64], where: Where, column: str, way_out: str) -> None:
-    """Raise UserError for a count below 1, or of 2^31 and more."""
+    """Raise UserError for a number of tokens that is below 1 or above `MOST_TOKENS`."""
     _none(counts < 0, counts, where, column, f"a negative number of tokens ({way_out})")
     _none(counts == 0, counts, where, column, f"no tokens at all ({way_out})")
     _none(counts > MOST_TOKENS, counts, where, column, f"more tokens than any model serves ({way_out})")

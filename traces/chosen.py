@@ -1,4 +1,4 @@
-"""The streams of a log before models serve them: `--rename`, `--shift` and `--drop-streams`."""
+"""Changes to the streams of a log before models serve them: `--rename`, `--shift` and `--drop-streams`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHOWN = 8  # streams that a line lists
 class Chosen:
     """The user's changes to a log's streams: new names, streams to leave out, and shifts in time.
 
-    `drop` lists streams by their new names. `shift_s` has the seconds by which requests come later. It is keyed by
-    stream or, if the log has the column `src`, by gateway.
+    `drop` lists streams by their new names. `shift_s` has the seconds by which requests are delayed. Its keys are
+    streams or, if the log has the column `src`, gateways.
     """
 
     rename: Mapping[str, str]
@@ -54,7 +54,7 @@ def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
     """Return a canonical table with its streams renamed, dropped and shifted, and a note that describes the changes.
 
     The metadata's `kept_share` is the share of the requests that are kept, times the `kept_share` that the table had.
-    Raises UserError for an unknown stream, and where no request is left.
+    Raises UserError for an unknown stream, or if no request is left.
     """
     rows, notes = _shifted(rows, how.shift_s)
     names = rows["model"].combine_chunks()

@@ -1,4 +1,4 @@
-"""Raw columns of a file: CSV, Parquet and JSON in whatever arrangement, with the place of each row."""
+"""Raw columns of a file, with the line of each row: CSV, Parquet, or JSON in any arrangement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD_RECORDS = 1000  # names of columns are looked for in these
 
 
 def names_of(path: Path) -> list[str]:
-    """List the names of a file's columns; a name inside a JSON object has the object's name and a dot before it."""
+    """List the names of a file's columns; a field inside a JSON object is named `object.field`."""
     match records.kind(path):
         case "parquet":
             return list(pq.read_schema(path).names)
@@ -34,7 +34,7 @@ def names_of(path: Path) -> list[str]:
 
 
 def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List the names that occur in the first records, each of which may lack some."""
+    """List all names that occur in the first records; a record may lack some of them."""
     return list(dict.fromkeys(name for row in islice(rows, HEAD_RECORDS) for name in records.paths(row)))
 
 
@@ -94,7 +94,10 @@ def _header(path: Path) -> list[str]:
 def _columns(
     path: Path, lines: Sequence[int], rows: Sequence[Mapping[str, Any]], wanted: list[str]
 ) -> dict[str, pa.Array]:
-    """Turn records into columns; if a record lacks a column's name, the column is null in that row."""
+    """Turn records into one column for each name in `wanted`; a field that a record lacks is null.
+
+    Raises UserError for a name that no record has, and for values of a column that differ in type.
+    """
     _has(path, wanted, _names(rows))
     columns = {}
     for name in wanted:
@@ -125,7 +128,7 @@ def first_bad(fine: Callable[[int, int], bool], count: int) -> int:
 
 
 def _inferred(values: list[Any]) -> pa.Array | None:
-    """Return values as a column of the type that they share; None if they share none."""
+    """Return values as a column of their common type; None if they have none."""
     for kind in (None, pa.list_(pa.uint64())):  # hashes of 64 bits
         with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError):
             return pa.array(values, kind)

@@ -1,8 +1,9 @@
-"""Any table of requests becomes a canonical trace: name its columns, and every trap on the way is an error or a flag.
+"""Conversion of any table of requests to a canonical trace, given the names of its columns.
 
-Read are CSV, Parquet and JSON in whatever arrangement (a name with dots reaches into objects); text also under gzip.
-Columns with a usual name need not be named (`traces/usual.py`). A million rows of CSV take about a second, of JSON a
-few. Formats whose columns are known have a reader each (`traces/readers/`).
+CSV, Parquet and JSON are read, CSV and JSON also gzipped. JSON may be in any arrangement; a name with dots reaches into
+objects. Columns with a usual name need not be named (`traces/usual.py`). Doubtful values raise an error or are noted in
+the metadata. A million rows take about a second as CSV, and a few seconds as JSON. Formats with known columns have a
+reader each (`traces/readers/`).
 """
 
 from __future__ import annotations
@@ -353,7 +354,7 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _ids(source: Source, columns: Mapping[str, str]) -> pa.Array:
-    """Keep the source's ids where they are whole numbers, else number the rows."""
+    """Return the source's request ids if they are whole numbers, else the numbers of the rows."""
     if "request_id" in columns:
         with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return source.columns[columns["request_id"]].cast(pa.uint64())

@@ -1,18 +1,20 @@
-"""A log of one stream is split among models by whole sessions or bursts, to stated shares of its requests.
+"""Splitting a log of one stream among models, by whole sessions or bursts and in given shares of its requests.
 
-A name is a log of the manifest and how it is split, as in "azure-conv+models=8+deal=1+max_tokens=8192": among how many
-models, which of many random splits, and the longest prompt + output that is kept. For a user's own log `--spread` says
-the same, as in 12:zipf=1.2,idle=some,together=pairs.
+A trace's name may state such a split, as in "azure-conv+models=8+deal=1+max_tokens=8192". It gives a log of the
+manifest, the number of models, the seed of the split, and the longest prompt + output that is kept. For a user's own
+log, `--spread` states the same, as in 12:zipf=1.2,idle=some,together=pairs.
 
-What stays together: a session, where the log numbers them; else a client; else requests that share a block beyond those
-that all of them begin with (a conversation's turns, each with the last one's prompt before its own); else requests
-between which no gap is longer than the mean gap of the log: then nothing in the log says what belongs together, and the
-trace's note says so. Split one by one, requests would arrive at every model as a Poisson process.
+Requests that belong together go to one model. They are the requests of a session if the log numbers sessions, else of a
+client. If it names neither, they are requests whose prompts share a block after the blocks that all prompts begin with,
+as the turns of a conversation do. Without blocks, the log is cut into bursts wherever a gap is longer than its mean
+gap. Then nothing in the log says what belongs together, and the trace's note says so. If single requests were split,
+they would arrive at every model as a Poisson process.
 
-Shares are those of hyperbolic-like's streams, in its order, so that the k-th stream is that of a set's k-th model in
-both; or those of ranks, share ~ rank^-zipf. No model of such a split is ever idle: `idle` gives each model but the
-hottest times of use (of twenty minutes in the mean, or a sixth of a shorter log) and of rest, in which new sessions go
-to others; with `together` several models share these times.
+By default the shares are those of hyperbolic-like's streams, in its order, so that in both the k-th stream belongs to
+the k-th model of a set. With `zipf` a model's share is proportional to rank^-zipf. By default no model is ever idle.
+`idle` gives each model but the hottest times of use and of rest. Times of use last twenty minutes in the mean, but at
+most a sixth of the log. While a model rests, new sessions go to others. With `together`, several models share these
+times.
 """
 
 from __future__ import annotations
@@ -128,9 +130,9 @@ def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
 def deal(rows: pa.Table, unit: I8, how: Asked) -> pa.Table:
     """Split the rows of a canonical table at random among models; the streams of the table are ignored.
 
-    `how.deal` is the seed: the same number gives the same split. The units of `units` stay whole. Where no model is
-    idle, a model's requests therefore differ from its share by at most the requests of the largest unit. `session_id`
-    has the units' numbers. Arrival times, lengths and prefix blocks are kept.
+    `unit` has the unit of each row, and each unit goes to one model as a whole. `how.deal` is the seed. If no model is
+    ever idle, a model's requests differ from its share by at most the requests of the largest unit. `session_id` is set
+    to the unit. Arrival times, lengths and prefix blocks are kept.
     """
     assert how.models is not None
     streams = synthetic.preset(f"hyperbolic-like+models={how.models}").streams
@@ -150,12 +152,12 @@ def deal(rows: pa.Table, unit: I8, how: Asked) -> pa.Table:
 
 
 def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
-    """Draw the model of each unit, where models are in use and idle in turn; `begin_s` has the units' start times.
+    """Draw the model of each unit if models alternate between times of use and idle times.
 
-    A unit goes to one of the models that are in use when it begins. Each model's chance is proportional to the number
-    of requests that it still lacks of its share. Times of use and idle times are exponential. Each group of `together`
-    models has the same times, and the hottest model is never idle. If all models in use have received their share, the
-    unit may go to an idle one.
+    `sizes` has the units' numbers of requests, `begin_s` their start times. A unit goes to one of the models that are
+    in use when it begins. A model's chance is proportional to the requests that its share still lacks. Times of use and
+    idle times are exponential. The models of each group of `together` have the same times, and the hottest model is
+    never idle. If all models in use have received their share, the unit may go to an idle one.
     """
     draw = rng(number, "rest", len(shares))
     span_s = float(begin_s.max()) + 1.0
@@ -180,7 +182,7 @@ def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, togethe
 
 
 def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) -> F8:
-    """Return the times at which a model's use begins and ends in turn; the first ones lie before 0."""
+    """Draw the alternating times at which a model's use begins and ends; the first ones may lie before 0."""
     rest_s = use_s * idle / (1 - idle)
     pairs = int(4 * span_s / (use_s + rest_s)) + 16
     lengths = np.stack([draw.exponential(rest_s, pairs), draw.exponential(use_s, pairs)], 1).ravel()
@@ -189,10 +191,11 @@ def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) 
 
 
 def units(rows: pa.Table) -> tuple[I8, str]:
-    """Return the number of the unit of each request, and in a word what units are: all of one go to one model.
+    """Return each request's unit number, and a word for the kind of unit.
 
-    A unit is a session if the log has sessions, else a client, else a session that is derived from prefixes that
-    prompts share, else a burst. Units are numbered in order of their first request.
+    All requests of a unit go to one model. A unit is a session if the log has sessions, else a client. If the log has
+    neither, sessions are derived from the prefixes that prompts share, or else units are bursts. Units are numbered in
+    order of their first request.
     """
     kinds = {"session_id": "sessions", "tenant": "clients", "prefix_hashes": "sessions"}
     column = next((name for name in kinds if name in rows.column_names and not rows[name].null_count), "")
@@ -205,9 +208,9 @@ def units(rows: pa.Table) -> tuple[I8, str]:
 
 
 def owners(sizes: I8, shares: F8, number: int) -> I8:
-    """Draw the model of each unit; `sizes` are the units' requests.
+    """Draw the model of each unit; `sizes` has the units' numbers of requests.
 
-    The units are put in random order, which is cut into one part per model in proportion to the models' shares.
+    The units are shuffled and cut into one part per model, in proportion to the models' shares.
     """
     order = rng(number, "deal", len(shares)).permutation(len(sizes))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
@@ -240,6 +243,6 @@ def _chains(hashes: pa.ChunkedArray) -> I8:
 
 
 def _bursts(arrival_s: pa.ChunkedArray) -> I8:
-    """Group arrivals into bursts, between which gaps are longer than the mean gap."""
+    """Group arrivals into bursts; a gap longer than the mean gap begins a new burst."""
     gaps_s = np.diff(arrival_s.to_numpy())
     return np.concatenate(([0], np.cumsum(gaps_s > gaps_s.mean()))) if len(gaps_s) else np.zeros(1, np.int64)

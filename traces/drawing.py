@@ -1,6 +1,7 @@
-"""Synthetic traces drawn: `draw(name, seed)` draws one, the same for the same seed; `table` as canonical rows.
+"""Drawing of synthetic traces: `draw(name, seed)` returns arrays, `table` returns canonical rows.
 
-Each stream draws from generators of its own: more models move no other's times. synthetic.py has the presets.
+The same seed gives the same trace. Each stream draws its times from generators of its own, except in the Poisson
+presets. synthetic.py has the presets.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SAMPLE_CLUSTER, SAMPLE_GAP_S = 1.3, 1.0
 
 
 class Drawn(NamedTuple):
-    """A drawn trace: arrays of one element a request, sorted by arrival."""
+    """A drawn trace as arrays with one element per request, sorted by arrival."""
 
     span_s: float
     models: tuple[str, ...]
@@ -87,9 +88,9 @@ def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table
 
 
 def _loop(p: Preset, seed: int) -> Drawn:
-    """Draw a closed loop's requests, wave by wave: a wave has the next request of every client.
+    """Draw a closed loop's requests in waves; a wave has the next request of every client.
 
-    Stamps are nominal, `nominal_s` from one wave to the next.
+    Stamps are nominal: waves are `nominal_s` apart.
     """
     wave = np.tile(np.arange(p.sent) // p.clients, p.models)
     model = np.repeat(np.arange(p.models, dtype=np.int32), p.sent)
@@ -102,9 +103,9 @@ def _loop(p: Preset, seed: int) -> Drawn:
 def _poisson(p: Preset, seed: int) -> Drawn:
     """Draw Poisson streams, each with its own rate; lengths follow a law of `traces.laws`, or are all equal.
 
-    All draws are of one generator. Stored results depend on their order, which stays as it is for each preset:
+    All draws come from one generator. Stored results depend on the order of the draws, so each preset keeps its order:
 
-    hot-cold   of each stream in turn its count, then its stamps; then lengths
+    hot-cold   the count and then the stamps of each stream in turn; then lengths
     power-law  all counts, at least 1 each, then all stamps; then lengths
     poisson    the count of its one stream, then lengths, then stamps
     """
@@ -175,7 +176,10 @@ def _sample(p: Preset, seed: int) -> Drawn:
 
 
 def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[int]:
-    """Divide exactly `requests` among streams at random, in proportion to the requests of each stream in `PER_S`."""
+    """Divide requests among streams at random, in proportion to the requests of each stream in `PER_S` seconds.
+
+    The counts add up to `requests`.
+    """
     weight = np.array([stream.requests for stream in streams], np.float64)
     counts: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
     return counts
@@ -211,10 +215,10 @@ def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
 
 
 def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[float, float], early: float) -> F8:
-    """Draw stamps between the begin and the end of a stream's use, which repeats every `PER_S`.
+    """Draw stamps within a stream's period of use, `use_s` = (begin, end), which repeats every `PER_S` seconds.
 
-    The share `early` lies in the first half of the use. Stamps are uniform within each half. The cycles of `PER_S` are
-    stretched so that a whole number of them fills the span.
+    The share `early` of the stamps lies in the first half of the period. Stamps are uniform within each half. The
+    cycles of `PER_S` are stretched so that a whole number of them fills the span.
     """
     cycles = max(1, round(span_s / PER_S))
     cycle, share = np.divmod(draw.uniform(0, cycles, count), 1.0)
@@ -223,9 +227,9 @@ def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[f
 
 
 def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
-    """Draw stamps near the ticks of a clock that all such streams share, at most one per tick until every tick has one.
+    """Draw stamps near the ticks of a clock, which all streams with ticks share.
 
-    Ticks are taken in random order, and in the same order again once all were used.
+    Ticks are taken in random order, each once before any of them is taken again.
     """
     ticks = max(1, round(span_s / TICK_S))
     order = np.argsort(draw.uniform(0, 1, ticks))
@@ -267,7 +271,7 @@ def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stre
 
 
 def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
-    """Permute the models of requests in every period of `drift_s` but the first; stamps are not changed."""
+    """Return each request's model, with models permuted at random in each period of `drift_s` except the first."""
     period = (arrival_s // p.drift_s).astype(np.int64)
     owner = [np.arange(p.models, dtype=np.int32)]
     owner += [rng(seed, p.name, "drift", k).permutation(owner[0]) for k in range(1, int(period.max(initial=0)) + 1)]

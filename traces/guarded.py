@@ -1,4 +1,4 @@
-"""Errors of readers as one line each, and bounds on the kind of a file and on the size that it unpacks to."""
+"""One-line errors for readers, and checks of a file's kind and of its unpacked size."""
 
 from __future__ import annotations
 

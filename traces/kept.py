@@ -1,4 +1,4 @@
-"""A log given where a trace is meant: converted once, its streams chosen and split, and kept as Parquet."""
+"""Use of a user's log as a trace: converted once, with its streams changed and split, and stored as Parquet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def meant(
     text: str, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
 ) -> tuple[str, str]:
-    """Return the trace that a name or a path stands for, and a line on how it was read if it is a log.
+    """Return the name or path of the trace to load, and a line on how a log was read ("" for a name).
 
     A log is converted below `folder`, with its streams changed and split as asked. Raises UserError for a trace that
     cannot be split, or whose streams cannot be changed. A missing file is reported later, when the trace is loaded.
@@ -63,7 +63,7 @@ def canonical(
 
 
 def changed(rows: pa.Table, report: str, how: deal.Asked | None, streams: chosen.Chosen | None) -> tuple[pa.Table, str]:
-    """Change and split the streams of a table as asked; return it, and the report with what was done."""
+    """Change and split a table's streams as asked; return the table, and the report with the changes added."""
     if streams is not None:
         rows, note = chosen.of(rows, streams)
         report += f"; {note}" if note else ""

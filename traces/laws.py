@@ -1,7 +1,7 @@
-"""Lengths of requests by name: drawn from laws of a data set's means, or from the rows of a log.
+"""Prompt and output lengths by name: drawn from a law with a data set's means, or from the rows of a log.
 
-A paper may give the means of a data set and no table of its requests. The difference between two laws of the same means
-shows what the means leave open.
+A paper may give only the means of a data set's lengths. Two laws with the same means show how much depends on the rest
+of the distribution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = (*(f"{law}-{data}" for law in LAWS for data in MEANS), AZURE)
 
 
 def law(name: str) -> str:
-    """Return the key of LAWS with which the name of a length distribution begins; "" if it names no law."""
+    """Return the law, a key of LAWS, that a length distribution's name begins with; "" if it names no law."""
     return name.partition("-")[0] if name in NAMES and name != AZURE else ""
 
 
@@ -79,7 +79,10 @@ def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: i
 
 @cache
 def _scale(data: str, law: str, longest: int) -> tuple[float, ...]:
-    """Return the means to draw with so that the requests of at most `longest` tokens have the data set's means."""
+    """Return the means of prompt and output with which the law's draws have the data set's means.
+
+    Only draws of at most `longest` tokens count.
+    """
     numbers, means = LAWS[law], np.array(MEANS[data])
     pairs = np.stack([numbers(np.random.default_rng(k), 1 << 16) for k in (1, 2)], 1)
     scale = means.copy()

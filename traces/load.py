@@ -1,8 +1,8 @@
-"""Traces by name or by path, as arrays; those of a generator are drawn.
+"""Traces by name or by path, as arrays; the trace of a generator is drawn when it is loaded.
 
-A name of `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/` and among the samples that come with
-the bench; where only a fitted stand-in is there, it is used and `notice` says so. A name with a slash is one of a
-family, as `aegaeon-synth/40-0.1-1.0-1.0`. A log of one stream is split among models by a name as `azure-conv+models=8`
+A trace of `manifest.toml` is searched in the folder TRACES_DIR, in `traces/data/`, and among the samples that come with
+the bench. If only a fitted stand-in is found, it is used and `notice` says so. A name with a slash is a member of a
+family, as `aegaeon-synth/40-0.1-1.0-1.0`. A name such as `azure-conv+models=8` splits a log of one stream among models
 (deal.py).
 """
 
@@ -134,7 +134,10 @@ def trace(name: str) -> Trace:
 
 
 def _nameable(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise UserError for a family named without a member, and for fields after the name of a trace that takes none."""
+    """Raise UserError for a name that cannot be loaded as it stands.
+
+    This is a family named without a member, or a name with fields whose trace takes none.
+    """
     head, plus, _ = name.partition("+")
     if "family" in entry:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
@@ -143,7 +146,7 @@ def _nameable(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def _of_file(path: Path) -> Trace:
-    """Load a canonical Parquet; any other log is converted, and the trace's notice says how."""
+    """Load a canonical Parquet, or convert any other log; in that case the trace's notice says how."""
     if path.suffix == ".parquet":
         try:
             if (long := schema.long(path)) is not None:
@@ -421,14 +424,14 @@ def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
 
 
 def _words(column: pa.ChunkedArray) -> tuple[list[str], NDArray[Any]]:
-    """Return the words of a column, and each row's index into them."""
+    """Return the distinct names in a column, and each row's index into them."""
     array = column.combine_chunks()
     array = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     return array.dictionary.to_pylist(), array.indices.to_numpy()
 
 
 def _codes(column: pa.ChunkedArray) -> I4:
-    """Return each row's index into the words that occur, in natural order ("rank-9" before "rank-10")."""
+    """Return each row's index into the distinct names of a column, in natural order ("rank-9" before "rank-10")."""
     words, codes = _words(column)
     place = {name: i for i, name in enumerate(sorted({words[i] for i in np.unique(codes)}, key=_natural))}
     return np.asarray(np.array([place.get(name, -1) for name in words], np.int32)[codes])

@@ -1,10 +1,12 @@
-"""Logs of gateways and servers become canonical tables: stamps, counts, model names and keyed hashes, nothing else.
+"""Conversion of logs of gateways and servers to canonical tables: stamps, counts, model names and keyed hashes only.
 
-A reader names the fields of a record by their canonical columns, and may say why a record is left out: it failed, or a
-cache answered it. Prompts, answers, keys and names of users are not used: only the named fields leave a record.
+A reader maps the fields of a record to canonical columns. It may also leave a record out and say why, for example that
+the request failed or that a cache answered it. Prompts, answers, keys and names of users are not used: only the mapped
+fields of a record are kept.
 
-Conversations and blocks of prompts are numbered by a hash whose key is the log itself (BLAKE2b of its bytes, apart from
-the SHA-256 that the metadata has): the same log gives the same numbers, and names cannot be told from the table alone.
+Conversations and prompt blocks are numbered by keyed hashes. The key is the BLAKE2b of the log's bytes, so it does not
+follow from the SHA-256 in the metadata. The same log gives the same numbers, and the table alone does not reveal the
+names.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ def read(
     """Read a log as a canonical table; `fields` gives the log's name of each canonical column, or several names.
 
     `expand` may split records, or add fields to them. `skip` returns the reason to leave a record out, "" for a record
-    that is not a request, or None. If the log is a table, only the columns in `fields` and in `also` are read;
-    without `also` all columns are read. A stamp that is a number counts `unit` seconds. Rows are sorted by their
-    stamps, as logs are written when requests end. UserError names the line of a bad row. With `drop_bad` such rows are
-    left out instead. The metadata's `dropped` counts the rows that are left out, by reason.
+    that is not a request, or None for a record that is kept. If the log is a table, only the columns in `fields` and in
+    `also` are read; without `also` all columns are read. A stamp that is a number counts `unit` seconds. Rows are
+    sorted by their stamps, as logs are written when requests end. UserError names the line of a bad row. With
+    `drop_bad` such rows are left out instead. The metadata's `dropped` counts the rows that are left out, by reason.
     """
     names = {key: (name,) if isinstance(name, str) else name for key, name in fields.items()}
     wanted = None if also is None else {*also, *(name.split(".")[0] for each in names.values() for name in each)}
@@ -128,7 +130,7 @@ def _wrong(
 
 
 def first(record: Record, names: Collection[str]) -> Any:
-    """Return the first value among some fields that is not blank; a dot in a name reaches into an object."""
+    """Return the first value of some fields that is not blank; a dot in a name reaches into an object."""
     return next((value for name in names if not blank(value := records.dig(record, name))), None)
 
 
@@ -162,7 +164,7 @@ def blank(value: Any) -> bool:
 
 
 def total(*counts: Any) -> Any:
-    """Add counts; a blank count adds nothing, nor does a count of -1 (unknown) after the first count.
+    """Add counts; a blank count adds nothing, nor does a negative one (unknown) after the first count.
 
     If a count is not a number, return the first count as it is; the check of rows then accepts or refuses it.
     """
@@ -191,12 +193,12 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _are_ids(blocks: Any) -> bool:
-    """Tell whether the blocks of a prompt are whole numbers in a list, or are not given."""
+    """Tell whether the blocks of a prompt are a list of whole numbers, or are missing."""
     return blocks is None or (isinstance(blocks, list) and all(type(block) is int for block in blocks))
 
 
 def _whole(row: Mapping[str, Any], block_tokens: int) -> Sequence[int]:
-    """Return the blocks of a prompt that are full; empty if the log has fewer blocks than the prompt fills."""
+    """Return the full blocks of a prompt; empty if the log lists fewer blocks than the prompt fills."""
     blocks: Sequence[int] = row["prefix_hashes"] or ()
     try:
         whole = int(row["prompt_tokens"]) // block_tokens
@@ -211,21 +213,21 @@ def _key(path: Path) -> bytes:
 
 
 class _Hashes:
-    """Numbers that stand for names: keyed hashes."""
+    """Keyed hashes, which stand for the names of sessions and blocks."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._known: dict[tuple[int, int], int] = {}
 
     def session(self, name: Any, row: int) -> int:
-        """Return the number of a session; a row without one gets a number of its own."""
+        """Return the number of a session; a row without a session gets a number of its own."""
         return self._hash(f"row {row}" if name is None else f"session {name}")
 
     def _hash(self, text: str) -> int:
         return int.from_bytes(blake2b(text.encode("utf-8", "replace"), key=self._key, digest_size=8).digest())
 
     def chain(self, blocks: Sequence[int]) -> list[int]:
-        """Return a number for each block, which stands for the block and all blocks before it."""
+        """Return a number for each block, which identifies the block together with all blocks before it."""
         numbers = [0]
         for block in blocks:
             key = numbers[-1], block

@@ -1,4 +1,4 @@
-"""Shared prefixes of a trace's prompts: ids of their blocks, checked, and the hits of an unlimited cache."""
+"""Shared prefixes of a trace's prompts: checked ids of their blocks, and the hits of an unlimited prefix cache."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read(
     column: str = "prefix_hashes",
     way_out: str = "bench trace convert --drop-bad",
 ) -> Prefix:
-    """Read a column of hashes as ids of whole blocks, which are numbered from 0 and differ between streams.
+    """Read a column of block hashes as ids that are numbered from 0 and differ between streams.
 
-    A row has one id for each whole block of its prompt, or no ids. If it has one more, for the last tokens, that id is
-    left out, as no engine shares a block that is not full. Raises UserError if an id has
-    different ids before it in two rows, as an id stands for a block and all blocks before it.
+    A row has one id for each whole block of its prompt, or no ids. An additional id for the last, partial block is left
+    out, as no engine shares a block that is not full. Raises UserError for any other number of ids. An id stands for a
+    block and all blocks before it, so an id that follows different ids in two rows raises UserError too.
     """
     if not isinstance(block_tokens, int) or isinstance(block_tokens, bool) or block_tokens < 1:
         raise UserError(f'{where(0)}: column "prefix_hashes" without block_tokens in the metadata (--block-tokens)')
@@ -60,7 +60,7 @@ def read(
 
 
 def odd(lists: pa.Array, block_tokens: int, prompt_tokens: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell which rows have an empty id, or a number of ids that does not fit their prompt's blocks."""
+    """Tell which rows have an empty id, or a number of ids that does not fit the blocks of their prompt."""
     offsets = lists.offsets.to_numpy().astype(np.int64)
     given, (whole, rest) = np.diff(offsets), np.divmod(prompt_tokens.astype(np.int64), block_tokens)
     ids = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -88,7 +88,7 @@ def numbered(*keys: NDArray[Any]) -> I8:
 def seen_tokens(prefix: Prefix, prompt_tokens: I4) -> I8:
     """Return for each prompt the tokens that an unlimited prefix cache has from earlier prompts.
 
-    These are whole blocks, but never the whole prompt.
+    These are the tokens of whole blocks, but never the last token of a prompt.
     """
     new = np.zeros(len(prefix.ids), bool)
     new[np.unique(prefix.ids, return_index=True)[1]] = True

@@ -1,4 +1,4 @@
-"""Quantiles of measured lengths, in tokens: of prompts and outputs of the logs that generators are fitted to."""
+"""Quantiles, in tokens, of the measured prompt and output lengths to which generators are fitted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Realism of synthetic traces: the mean of many draws against the measured values of `traces/targets.toml`.
+"""Realism of synthetic traces: the mean over many draws, compared with the measured values of `traces/targets.toml`.
 
-One draw scatters, so the mean decides. A window is as long as the measured one; a longer draw is cut into such windows,
-and a shorter trace is judged by its generator's draws of that length.
+Single draws scatter, so the mean decides. A window is as long as the measured one, and a longer draw is cut into such
+windows. If a trace is shorter, its generator draws traces of the measured length, which are judged instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ROWS = (
 class Target:
     """The measured values that a generator is compared with, by row of `ROWS`.
 
-    It has also the length of the measured window and the streams that are compared.
+    It also has the length of the measured window and the streams that are compared.
     """
 
     window_s: float
@@ -111,7 +111,10 @@ def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str |
 
 
 def pick(value: Any, row: Statistic) -> float:
-    """Return one number of a statistic: its only one or the row's quartile, NaN if there are no quartiles."""
+    """Return the number of a statistic that `row` asks for: its only value, or one of its quartiles.
+
+    NaN if the statistic has no quartiles.
+    """
     if row.at is None:
         return float(value)
     return float(value[row.at]) if value else math.nan

@@ -1,7 +1,7 @@
-"""Any file of a log as records: JSON in whatever arrangement, CSV and Parquet, also under gzip.
+"""Records of a log file: JSON in any arrangement, CSV or Parquet, also gzipped.
 
-A file's first bytes decide what it holds, or the ending of a Parquet's name. Each record has its place: the line where
-it begins, or the row of a Parquet. Only the columns that are asked for are read of a CSV or a Parquet.
+A file's kind is known by its first bytes, or for a Parquet by the ending of its name. Each record comes with its place:
+the line where it begins, or its row in a Parquet. From a CSV or a Parquet, only the columns asked for are read.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def dig(record: Record, name: str) -> Any:
 
 
 def paths(record: Record, before: str = "") -> Iterator[str]:
-    """Yield the names in a record, those inside of objects with dots."""
+    """Yield the names in a record; a field inside an object is named `object.field`."""
     for name, value in record.items():
         yield f"{before}{name}"
         if isinstance(value, Mapping):

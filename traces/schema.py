@@ -1,9 +1,9 @@
-"""The canonical table: one row a request, sorted by arrival; nullable columns only where a source has them.
+"""The canonical table: one row per request, sorted by arrival; it has a nullable column only if its source does.
 
 Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin, seed,
-time_scale, time_unit and whether it was guessed, block_tokens, `dropped` (rows that a converter left out, by reason),
-whether streams are `ordered`, and of synthetic ones maker and fit. Rows are hashed by content, so a new Parquet writer
-changes no identity.
+time_scale, time_unit and whether it was guessed, block_tokens. There are also `dropped` (rows that a converter left
+out, by reason), whether streams are `ordered`, and for synthetic traces maker and fit. Rows are hashed by content, so
+the hash does not depend on the Parquet writer.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def write(rows: pa.Table, path: Path) -> None:
 def requests(
     arrival_s: Any, model: Any, prompt_tokens: Any, output_tokens: Any, meta: Mapping[str, Any], **more: Any
 ) -> pa.Table:
-    """Make a canonical table of requests in order of arrival, which are numbered in this order."""
+    """Make a canonical table of requests that are given in order of arrival, and number them in this order."""
     columns = {"request_id": np.arange(len(arrival_s), dtype=np.uint64), "arrival_s": arrival_s, "model": model}
     return table(columns | {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens} | more, meta)
 
@@ -106,7 +106,7 @@ def read(path: Path) -> pa.Table:
 
 
 def long(path: Path) -> tuple[pa.Schema, int] | None:
-    """Return the schema and the rows of a canonical Parquet that must be read in pieces; None for any other file.
+    """Return the schema and number of rows of a canonical Parquet that must be read in pieces; None for any other file.
 
     Such a file is too long for memory, and has neither clients nor shared prefixes. A file that is not Parquet gives
     None too, as `read` raises the error.
@@ -147,7 +147,7 @@ def _canonical(path: Path, form: pa.Schema) -> None:
 
 
 def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
-    """Return a canonical table with a note added to the note in its metadata, and with the facts `more`."""
+    """Return a canonical table with `note` appended to the note in its metadata, and with the facts `more` added."""
     meta = metadata(rows) | more
     notes = [str(meta["note"])] if meta.get("note") else []
     meta["note"] = "; ".join([*notes, note] if note else notes)

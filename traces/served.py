@@ -1,4 +1,4 @@
-"""Raw columns of a file, and those of its rows that were served, each request once: by columns of states and ids."""
+"""Raw columns of a file, and the choice of the rows that were served, each request once, by state and id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Source(NamedTuple):
         return self._replace(columns=columns, lines=self.lines[rows])
 
     def only(self, keep: NDArray[np.bool_], left: Mapping[str, int]) -> Source:
-        """Select the rows for which `keep` is true. Raises UserError if there are none, with the counts in `left`."""
+        """Select the rows for which `keep` is true.
+
+        Raises UserError if no row is left; the message has the counts in `left`.
+        """
         if not keep.any():
             why = ", ".join(f"{n} {reason}" for reason, n in left.items())
             raise UserError(f"{self.path}: no row is left of {len(keep)}: {why}")

@@ -92,7 +92,7 @@ def _hit_share(trace: Trace) -> float | None:
 
 
 def _minutes(times: F8, span_s: float) -> NDArray[np.int64]:
-    """Count requests in each whole minute of the span; one that comes at its very end counts to the last."""
+    """Count requests in each whole minute of the span; a request at the very end counts in the last minute."""
     whole = max(1, int(span_s // MINUTE_S))
     edges = np.arange(whole + 1) * min(MINUTE_S, span_s)
     return np.histogram(times, edges)[0]

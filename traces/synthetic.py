@@ -1,9 +1,9 @@
 """Presets of synthetic traces fitted to measured ones, and their streams; drawing.py draws them.
 
-A name is a preset and what differs from it, as in "hyperbolic-like+models=18+span_s=7200":
+A trace's name is a preset and the parameters that differ, as in "hyperbolic-like+models=18+span_s=7200":
 
 hyperbolic-like        eight streams of Prism's Hyperbolic figure (digitised by us): counts and each stream's own kind
-hyperbolic-like-drift  the same; popularity changes hands every 5 minutes, and two streams are stormed by herds
+hyperbolic-like-drift  the same, but streams swap their popularity every 5 minutes, and two streams have herds
 arena-like             stands in for Arena-Chat: its 27 streams, or the 4, 8 or 18 that Prism's released sets use
 aegaeon-like           equal rates, Poisson, ShareGPT lengths: the kind of Aegaeon's released workloads
 sample                 a minute to try things on
@@ -12,10 +12,11 @@ poisson                one Poisson stream, its lengths of a law of a data set's 
 power-law              Poisson streams, of which the k-th most popular has a rate in proportion to k^-alpha
 hot-cold               two Poisson streams, cold at cold_rps and hot at rate_rps
 
-A stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd within
-2.5 s, ticks a clock's. The streams of arena-like are Poisson from the first to the last use of each in Arena-Chat's ten
-minutes, at one rate in each half of its use; a longer span repeats these uses with other requests. How near they come
-is measured against `traces/targets.toml` whenever a trace is used, never assumed.
+While a stream is on, its requests come in clusters of geometric size; on and off times are lognormal. A herd is a crowd
+of requests within 2.5 s. A stream with ticks sends requests at the ticks of a clock. A stream of arena-like is Poisson
+between its first and last use in Arena-Chat's ten minutes, at one rate in each half of that time. A longer span repeats
+these uses with other requests. Whenever a trace is used, its distance from the measured values of `traces/targets.toml`
+is computed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Preset:
 
     @property
     def label(self) -> str:
-        """The preset's name without its number of streams, which texts state beside it."""
+        """The preset's name without its number of streams."""
         return str(self).replace(f"+models={self.models}", "") if self.name in SIZED else str(self)
 
     @property
@@ -100,7 +101,7 @@ class Preset:
 
     @property
     def sent(self) -> int:
-        """Requests that the clients of a stream send, in a closed loop."""
+        """Requests that the clients of one stream send in all, in a closed loop."""
         return self.requests or WAVES * self.clients
 
     @property
@@ -109,7 +110,7 @@ class Preset:
         return self.think_s + NOMINAL_TPOT_S * float(quantile(np.array([0.5]), self.quantiles[1])[0])
 
     def times(self, scale: float) -> Preset:
-        """Return the closed loop with `scale` times the clients, each of whom sends as many requests as before."""
+        """Return the closed loop with `scale` times the clients; each of them sends as many requests as before."""
         clients = max(1, round(scale * self.clients))
         return replace(self, clients=clients, requests=math.ceil(self.sent * clients / self.clients))
 
@@ -199,7 +200,7 @@ def popularity(models: int) -> F8:
 
 
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
-    """Return a stream's stamps `shift_s` seconds later, where a stamp past `span_s` begins again at 0.
+    """Delay a stream's stamps by `shift_s` seconds; a stamp past `span_s` wraps around to 0.
 
     A negative shift does not wrap around: a stamp that would be below 0 becomes 0.
     """
@@ -207,7 +208,7 @@ def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
 
 
 class Reused(NamedTuple):
-    """A stream of Arena-Chat in a released set, with the shift in seconds by which the set uses it."""
+    """A stream of Arena-Chat that a released set uses, delayed by `shift_s`."""
 
     name: str
     rank: int
@@ -215,7 +216,7 @@ class Reused(NamedTuple):
 
 
 def arena(models: int) -> tuple[Reused, ...]:
-    """Return the streams of a released set; UserError where there is none of that size."""
+    """Return the streams of the released set with this number of models; UserError if there is no such set."""
     if models not in RELEASED:
         raise UserError(f"arena-like has {', '.join(map(str, RELEASED))} models, not {models}")
     ranks, streams = RELEASED[models], []
@@ -274,7 +275,7 @@ MOST = 1e9  # largest number: as many seconds, in nanoseconds, fit 63 bits
 
 
 def free(name: str) -> list[str]:
-    """Return the keys of a preset's numbers that a trace's name may change."""
+    """Return the names of a preset's numeric parameters that the name of a trace may set."""
     return [key for key in FREE if name in ONLY.get(key, {name})]
 
 

@@ -141,7 +141,7 @@ def floats(values: pa.Array) -> NDArray[np.float64]:
 
 
 def number(text: Any) -> float | None:
-    """Return a value as a number; None if it is not one, or a truth value."""
+    """Return a value as a number; None for a truth value and for anything that is not a number."""
     try:
         return None if isinstance(text, bool) else float(text)
     except (TypeError, ValueError, OverflowError):

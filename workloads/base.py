@@ -1,4 +1,4 @@
-"""The workload on which SLO bases are measured: every model as the trace has it, rare ones with enough requests."""
+"""The workload on which SLO bases are measured: the trace's requests, or drawn ones for models that have few."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def base(trace: Trace, models: ModelSet, seed: int, assign: Assign = "released")
 
 
 def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:
-    """Return the prefix blocks of the rows `kept`, which come first, and none for other rows; in the order `order`."""
+    """Return prefix blocks of the rows `kept`, followed by requests without blocks, put in the order `order`."""
     blocks = picked(prefix, kept)
     drawn = np.full(len(order) - len(kept), blocks.offsets[-1])
     return picked(blocks._replace(offsets=np.append(blocks.offsets, drawn)), order)

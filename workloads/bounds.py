@@ -1,4 +1,4 @@
-"""Bounds of a decoder's dimensions, whatever file states them: they hold before anything computes with a number."""
+"""Bounds of a decoder's dimensions, checked before anything is computed from the numbers of a file."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""A trace and a set of models become jobs: streams are mapped, rotated, scaled and cut to a window.
+"""Jobs from a trace and a set of models: streams are mapped to models, rotated, scaled and cut to a window.
 
-A replayed trace is circular. A seed gives every stream its own start offset, so that runs of one trace differ; a window
-of the trace's own span holds every row once, and the seconds before it wrap around to t < 0.
+A replayed trace is circular. A seed gives every stream its own start offset, so that runs of one trace differ. A window
+as long as the trace holds every row once. The warm-up before the window, at t < 0, repeats rows from the end of the
+circle.
 
-So that planners do not know the window, a replayed trace is cut into two folds, each a circle of its own: a seed
-replays one of them, and planners see the other. Of a synthetic trace they see what another seed draws.
+Planners must not know the window. So a replayed trace is cut into two folds, each a circle of its own: a seed replays
+one fold, and planners see the other. For a synthetic trace, planners see what another seed draws.
 
-A prompt shares blocks with prompts of its own model, copy and pass through the trace, and with no others: copies and
-repetitions stand for other users of the same kind, so that a higher rate or a longer window brings no hits that the
-trace does not have. Clients whose offsets differ may share blocks in another order than in the trace.
+A prompt shares blocks only with prompts of the same model, the same copy of the trace and the same pass through it.
+Copies and repetitions stand for other users of the same kind. So a higher rate or a longer window brings no prefix hits
+that the trace does not have. If clients have different offsets, they may share blocks in another order than in the
+trace.
 """
 
 from __future__ import annotations
@@ -200,9 +202,9 @@ def window_span_s(trace: Trace, origin: str) -> float:
 def _loop(
     trace: Trace, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
 ) -> Jobs:
-    """Make a closed loop's jobs: each model's clients begin `warmup_s` before 0, and send the model's rows in turn.
+    """Make a closed loop's jobs: each model's clients send the model's rows in turn.
 
-    A client's next request comes `think_s` after its last one has ended.
+    The clients begin at -`warmup_s`. A client sends its next request `think_s` after its last one has ended.
     """
     if scaling in {"replicate", "time"}:
         raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
@@ -296,7 +298,10 @@ def _seen(trace: Trace, models: ModelSet, origin: Origin, seed: int, assign: Ass
 
 
 def rate_rps(trace: Trace, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
-    """Return the requests per second at rate scale 1, as the generator states it or as counted in the rows replayed."""
+    """Return the requests per second at rate scale 1, as the generator states them.
+
+    Without such a statement, return the rate in the rows that are replayed.
+    """
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     if made is not None and made.rate_rps:
         return math.fsum(made.rates) or made.rate_rps * len(models.members)
@@ -393,7 +398,7 @@ def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, 
 
 
 def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tuple[I8, I8]:
-    """Return the rows that are kept if each unit keeps `share` of its requests, evenly spaced.
+    """Return the rows that are kept if each unit (a model) keeps `share` of its requests, evenly spaced.
 
     Also return each unit's number of requests so far. `before` has these numbers for the earlier pieces of the trace.
     """
@@ -408,7 +413,7 @@ def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tupl
 
 
 def _some_clients(draw: np.random.Generator, share: float, served: I4, unit: I4) -> I8:
-    """Return the rows of whole clients, taken in random order until each model has `share` of its rows."""
+    """Return the rows of some clients, taken whole and in random order until each model has `share` of its rows."""
     counts = np.bincount(unit)
     owner = np.zeros(len(counts), np.int32)
     owner[unit] = served

@@ -1,14 +1,14 @@
-"""Shapes from checkpoints as they are: `config.json`, a folder with one, or a `.gguf` file (`gguf.py`).
+"""Shapes of models from their checkpoints: `config.json`, a folder with one, or a `.gguf` file (`gguf.py`).
 
-A config is read by its keys, whatever its `architectures`: any decoder of (grouped heads or latent attention) x (dense
-FFN, or routed and shared experts) x (full or sliding layers, whose heads may differ). Keys have several names in use;
-`NAMES` has them all. The text part of a multimodal checkpoint is what is served; its vision tower counts as bytes. What
-would change bytes or steps and is not understood ends in one line that names the key: layers without attention, sparse
-attention, encoders, and any unknown key whose name speaks of a dimension (`STRUCTURE`).
+A config is read by its keys, whatever its `architectures`. Attention may have grouped heads or be latent. An FFN may be
+dense, or have routed and shared experts. Layers may be full or sliding, and their heads may differ. `NAMES` has all
+names in use for a key. Of a multimodal checkpoint only the text part is served; its vision tower counts as bytes. If a
+key would change bytes or steps and is not understood, a one-line error names it. Such keys are those of layers without
+attention, sparse attention and encoders, and unknown keys that seem to state a dimension (`STRUCTURE`).
 
 Two things are in no key. Whether an FFN is gated follows from the activation (`UNGATED`, `hidden_activation`,
-`mlp_type`). Whether the head shares the embedding follows, where `tie_word_embeddings` is left out, from the default of
-the checkpoint's class (`TIED`: transformers, `configuration_*.py`).
+`mlp_type`). If `tie_word_embeddings` is left out, the default of the checkpoint's class says whether the head shares
+the embedding (`TIED`: transformers, `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def is_checkpoint(name: str) -> bool:
 
 
 def file_of(name: str) -> Path:
-    """Return the file to read for a path: itself, or in a folder `config.json` or else the only `.gguf`.
+    """Return the file to read: the path itself or, in a folder, `config.json` or else the only `.gguf`.
 
     Raises UserError if there is no such file.
     """
@@ -177,7 +177,7 @@ def of_config(label: str, raw: Mapping[str, Any], where: str, beside: Mapping[st
 
 
 class _Config:
-    """The keys of one config, and methods that each read a part of the shape from them."""
+    """The keys of one config; each method reads a part of the shape from them."""
 
     def __init__(self, label: str, raw: Mapping[str, Any], where: str) -> None:
         self.label, self.where, self.raw = label, where, raw

@@ -1,8 +1,9 @@
-"""Shapes from `.gguf` files: the header alone is read, which states dimensions, and each tensor with its type.
+"""Shapes from `.gguf` files; only the header is read, which states the dimensions and the type of each tensor.
 
-The form: ggml-org/ggml docs/gguf.md (version 2 and 3, little-endian). Bytes of a type: blocks of ggml-common.h, as
-`gguf.constants.GGML_QUANT_SIZES` has them. A Q4_K_M or Q8_0 is no format of its own: it is the types of its tensors.
-Counts of the header are checked against the bytes that the file has, and so are the tensors' places.
+The format is that of ggml-org/ggml docs/gguf.md (version 2 and 3, little-endian). The bytes of a type are those of its
+blocks in ggml-common.h, as in `gguf.constants.GGML_QUANT_SIZES`. A Q4_K_M or Q8_0 file has no format of its own: the
+types of its tensors count. The counts of the header and the places of the tensors are checked against the size of the
+file.
 """
 
 from __future__ import annotations

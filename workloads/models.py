@@ -1,7 +1,7 @@
 """Model shapes and named sets of models, as data: `shapes.toml`, `checkpoints.toml`, `sets/*.toml`.
 
-A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is a shape's, its id on huggingface.co, or the path
-of a checkpoint (`checkpoint.py`).
+A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is the name of a shape, its id on huggingface.co,
+or the path of a checkpoint (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def repos() -> Mapping[str, str]:
 
 
 def repo(text: str) -> str:
-    """Return the id on huggingface.co of a model as asked for; its path or name where it has none."""
+    """Return a model's id on huggingface.co; its name or path if it has none."""
     name = parsed(text).name
     return next((repo for repo, shape in repos().items() if shape == name), name)
 
@@ -285,7 +285,7 @@ def parsed(text: str) -> Asked:
 
 
 def with_files(models: str, change: Callable[[str], str]) -> str:
-    """Change the paths of the checkpoints in a list of models by `change`, and replace ids by the names of shapes.
+    """Change the paths of checkpoints in a list of models by `change`, and replace ids by the names of shapes.
 
     The name or the file of a model set is returned as it is.
     """
@@ -330,7 +330,7 @@ def model_set(name: str) -> ModelSet:
 
 
 def _listed(name: str) -> list[str]:
-    """Return each model of a list as it is asked for; UserError for a count that is none, and for too many models."""
+    """Return each model of a list as text, repeated as its count says; UserError for a bad count or too many models."""
     parts = [part.strip().partition("*") for part in name.split(",")]
     times = [_times(name, count) if star else 1 for _, star, count in parts]
     if sum(times) > MOST_MODELS:
@@ -339,7 +339,7 @@ def _listed(name: str) -> list[str]:
 
 
 def _numbered(names: Iterable[str]) -> Iterator[str]:
-    """Yield names that tell equal ones apart: phi-2/1, phi-2/2."""
+    """Yield each name with its number among equal names: phi-2/1, phi-2/2."""
     seen = Counter[str]()
     for name in names:
         seen[name] += 1
@@ -367,7 +367,7 @@ def _stated(text: str) -> str:
 
 
 def _is_model(text: str) -> bool:
-    """Tell whether a name of a set is that of one model."""
+    """Tell whether the text given for a model set names a single model."""
     return ":" in text or checkpoint.is_checkpoint(text) or text in shapes()
 
 

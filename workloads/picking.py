@@ -81,8 +81,8 @@ def assigned(trace: Trace, models: ModelSet, seed: int = 0, assign: Assign = "re
 def square_seeds(trace: Trace, models: ModelSet) -> int:
     """Return the number of seeds in a whole square of `assign="square"`; squares follow each other from seed 0.
 
-    This is the number of size classes in the set. It is twice that where even and odd seeds replay different halves of
-    a trace: seeds 2k and 2k + 1 then use the same row of the square, so that each half has a whole square.
+    This is the number of size classes in the set, or twice that if even and odd seeds replay different halves of a
+    trace. In that case seeds 2k and 2k + 1 use the same row of the square, so that each half has a whole square.
     """
     return len(size_classes(models)) * (2 if _halved(trace) else 1)
 

@@ -1,10 +1,11 @@
 """Number formats of a checkpoint's weights: `quantization_config`, or `hf_quant_config.json` beside the config.
 
 A format is bytes of a parameter, scales included. Embeddings, head, router and norms stay in 16 bits, and so do the
-modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`); of a group of
-modules that is quantised in part, `Format` has the mean. Conventions of names, as their readers have them:
+modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`). If only a part
+of a group of modules is quantised, `Format` has the mean. Modules are named in one of these ways, depending on the
+software that reads the config:
 
-    re:PATTERN   a regular expression (compressed-tensors), of few choices and no repeated group: it cannot take long
+    re:PATTERN   a regular expression (compressed-tensors); one that might take long to match is refused
     a.*.b        a shell pattern, of a module or of one that holds it (modelopt, transformers' mxfp4)
     a.b          a module, one that holds it, or a part of its path (transformers, vLLM)
 """
@@ -73,10 +74,7 @@ def loaded(shape: Shape, where: str, dtype: str | None, kv_dtype: str | None) ->
 
 
 def _with(shape: Shape, stored: Format, kept: Callable[[str], bool], kv: str) -> Shape:
-    """Return a shape whose modules are stored in the format `stored`, except those for which `kept` is true.
-
-    Those stay in 16 bits.
-    """
+    """Return a shape whose modules are stored in the format `stored`, or in 16 bits if `kept` is true for them."""
     groups = {
         group: _mean([(count, PLAIN if kept(name) else stored) for name, count in names], stored)
         for group, names in modules(shape).items()
@@ -125,7 +123,7 @@ def _mean(parts: Sequence[tuple[int, Format]], stored: Format) -> Format:
 
 
 def _stored(stated: Mapping[str, Any], where: str) -> tuple[Format, Callable[[str], bool]]:
-    """Return the format of a quantisation config, and which modules it leaves in 16 bits."""
+    """Return the format of a quantisation config, and a test for the modules that it leaves in 16 bits."""
 
     def wrong(what: str) -> UserError:
         return UserError(f"{where}: quantization_config: {what}")
@@ -173,7 +171,7 @@ def _listed(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> lis
 
 
 def _skipped(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
-    """Return a test whether a GPTQ config's rules leave a module in 16 bits."""
+    """Return a function that tells whether a GPTQ config's rules leave a module in 16 bits."""
     rules = stated.get("dynamic") or {}
     if any(not str(rule).startswith("-:") for rule in rules):
         raise wrong("dynamic: no model of bits that differ between modules")
@@ -225,7 +223,7 @@ def _kv8(stated: Mapping[str, Any]) -> bool:
 
 
 def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
-    """Return a test whether a pattern matches a module's name or the name of a module that contains it.
+    """Return a function that tells whether a pattern matches a module's name or that of a module that contains it.
 
     `wrong` makes the error for a pattern that cannot be used.
     """
@@ -247,7 +245,10 @@ def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Call
 
 
 def _expression(text: str, wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
-    """Return a test by a regular expression. It is of a stranger, so one that might match for long is refused."""
+    """Return a function that matches a module's name with a regular expression.
+
+    The expression comes from a checkpoint, so one that might take long to match is refused.
+    """
     plain = re.sub(r"\\.|\(\?:", "", text.removesuffix(".*"))
     repeats, choices = (len(re.findall(characters, plain)) for characters in (r"[*+{]", r"[?|]"))
     if len(text) > MOST_CHARS or repeats > MOST_REPEATS or choices > MOST_CHOICES or re.search(r"\)[*+{]", plain):
@@ -270,6 +271,6 @@ def _inner(name: str) -> str:
 
 
 def _holders(name: str) -> list[str]:
-    """Return a module's name, and those of the modules that hold it."""
+    """Return a module's name, and the names of the modules that contain it."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(len(parts), 0, -1)]

@@ -1,10 +1,10 @@
 """Staggered ramps: equal models whose request rates rise and fall one after the other, at fixed stamps.
 
 The load of kvcached's latency benchmark (ovg-project/kvcached 06c31e0, benchmarks/bench_latency_benefit,
-bench_kvcached_vllm.py, `get_ramp_up_down_requests`; results of 88b6753): a model is asked 1, 2, ... `peak`, ... 2, 1
-times in successive seconds, evenly within each, so `peak`^2 times in all. Model i (from 0) begins after
-i x (peak // 4 + 2 x peak) seconds. Prompts have one length. Outputs end at a cap, or before it at a constant chance per
-token; its value gives the mean. Arrivals are not random; a seed says which request has which output.
+bench_kvcached_vllm.py, `get_ramp_up_down_requests`; results of 88b6753): a model gets 1, 2, ... `peak`, ... 2, 1
+requests in successive seconds, evenly spaced within each, so `peak`^2 in all. Model i (from 0) begins after i x (peak
+// 4 + 2 x peak) seconds. Prompts have one length. Outputs end at a cap, or before it with a constant chance per token,
+which is set by the mean. Arrivals are not random; a seed decides which request has which output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SLO rules as data: `parse` reads one, `resolve` gives (TTFT, TPOT) seconds by model, `by_isolated` by request.
 
 5xP95                            5 x the model's P95 on a GPU of its own
-5xP95@l40s                       that of a GPU of this kind, whichever the run has; also 10xsolo@l40s
+5xP95@l40s                       the P95 on a GPU of this kind, whatever kind the run has; also 10xsolo@l40s
 5/2xP95                          5 x for TTFT, 2 x for TPOT
 10xsolo                          10 x what the request itself takes alone on an idle GPU
 5xreleased                       5 x the base that the set's authors released
@@ -66,7 +66,7 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The SLO of each class, and patterns of models' names with their classes: the file of a rule `classes:FILE.toml`.
+    """The file of a rule `classes:FILE.toml`: the SLO of each class, and the class of each pattern of model names.
 
     The first pattern that matches counts.
     """
@@ -117,7 +117,7 @@ def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
 
     The usual rule is a multiple of the authors' released base if the set has one for every model, else of P95. Only the
     set light8 has released bases (`[[model]] released` of its file, from Prism's `trace.py`, on H100s). Kernels of
-    models that share a GPU take turns, so few rates meet 5 x the P95 of a dedicated GPU; Prism's runs had 5 x the
+    models that share a GPU take turns, so few rates meet 5 x the P95 of a dedicated GPU. Prism's runs had 5 x the
     released bases.
     """
     usual = "released" if all(member.released_s is not None for member in models.members) else "P95"

@@ -1,8 +1,9 @@
 """Streams assigned to models by a Latin square: over its seeds each busy stream meets each size class once.
 
-The models of a set fall into n classes of size. In every seed the n busiest streams have one model of each class, and
-over the n seeds of a square each of them has every class once. The seed draws which model of the class it is, and which
-models get the other streams. Classes count alike, however many models they have; with `shuffled` models count alike.
+The models of a set fall into n classes of size. In every seed the n busiest streams go to one model of each class. Over
+the n seeds of a square each of these streams meets every class once. The seed also draws the model within the class,
+and the models that get the other streams. All classes have the same weight, however many models they have; with
+`shuffled` all models have the same weight.
 """
 
 from __future__ import annotations

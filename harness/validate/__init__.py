@@ -1,1 +1,1 @@
-"""Measured runs and timings beside simulated ones, and the fits of hosts and devices to them."""
+"""Comparisons of measured runs and timings with simulated ones, and fits of hosts and devices to measurements."""

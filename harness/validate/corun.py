@@ -1,8 +1,9 @@
-"""Two models at once on one GPU, as a probe measured them and as the simulator shares the GPU between them.
+"""Two models at once on one GPU: as a probe measured them, and as the simulator shares the GPU between them.
 
-`bench validate results/h200` is an example, of seconds. Both ask how many times as long a unit of work of one 8B model
-takes while another 8B works beside it: decode steps of 1 or 64 sequences with 1,024 tokens of context each, and
-prefills of 2,048 tokens. The probe is `make gpu`'s duels. Both lanes of a pair are shown.
+`bench validate results/h200` is an example, which takes seconds. Both say how many times as long a unit of work of one
+8B model takes while another 8B model works at the same time. A unit is a decode step of 1 or 64 sequences with 1,024
+tokens of context each, or a prefill of 2,048 tokens. The probe's numbers are the duels of `make gpu`. Both lanes of a
+pair are shown.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
 class Pair(NamedTuple):
     """A pair of lanes that ran at once, with the slow-downs of both as measured and as simulated.
 
-    A slow-down is the seconds of a lane's unit over those that it takes alone.
+    A slow-down is the seconds of a lane's unit, divided by its seconds alone.
     """
 
     mode: str
@@ -123,12 +124,15 @@ class Pair(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The larger one of both lanes' ratios of measured to simulated slow-down."""
+        """The larger of the two lanes' ratios of measured to simulated slow-down."""
         return max(seen / ours for seen, ours in zip(self.measured, self.simulated, strict=True))
 
 
 def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """Return the slow-downs of both lanes, each the median over duels, keyed by mode and the two acts."""
+    """Return the measured slow-downs of both lanes, keyed by mode ("plain" or "split") and the two acts.
+
+    Each slow-down is the median over duels.
+    """
     slow: dict[tuple[str, str, str], list[list[float]]] = {}
     for duel in rounds.duels(folder):
         names = [rounds.WORKS.get(work._replace(part=""), "") for work in duel.works]
@@ -139,7 +143,7 @@ def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
 
 
 def pairs(folder: Path, gpu: str, table: str | None) -> Iterator[Pair]:
-    """Yield each pair as measured and as simulated."""
+    """Yield each pair of lanes, with measured and simulated slow-downs."""
     seen = measured(folder)
     for mode in MODES:
 
@@ -154,7 +158,7 @@ def pairs(folder: Path, gpu: str, table: str | None) -> Iterator[Pair]:
 
 
 def rms(every: Sequence[Pair], mode: str) -> float:
-    """Return the root of the mean squared ln error of both lanes of a mode's pairs."""
+    """Return the root mean square of ln(simulated / measured) slow-down over both lanes of a mode's pairs."""
     both = [lane for pair in every if pair.mode == mode for lane in zip(pair.measured, pair.simulated, strict=True)]
     return math.sqrt(np.mean([math.log(ours / seen) ** 2 for seen, ours in both]))
 

@@ -1,13 +1,13 @@
 """Source: public end-to-end runs (`measured`), on which host profiles are fitted: `bench calibrate measured`.
 
 The profiles go to `engines/costs/tables/hosts.toml`, with a hash of the fit's inputs (`inputs`), and beside them the
-one unnamed card (`unnamed_card`). Each measured row is replayed by the simulator under its own conditions. So kernels
-are those of the cost tables, and only the engine's addition to them is fitted.
+one unnamed card (`unnamed_card`). Each measured row is replayed by the simulator under its own conditions. Kernel times
+come from the cost tables, so only what the engine adds to them is fitted.
 
-Two errors stand beside the constants: `fit` on the fitted rows, and `held`, in which each row is predicted by a fit
-without its group: its run (Poisson), its prompt or output length (closed loop), or its model or batch size
-(offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends none, so vLLM takes
-the checkpoint's own; the same is assumed of the closed loops.
+Each profile comes with two errors. `fit` is the error on the fitted rows. For `held`, each row is predicted by a fit
+that leaves out its group. A group has the rows of a run (Poisson), of a prompt or output length (closed loop), or of a
+model or batch size (offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends
+none, so vLLM takes the checkpoint's own; the same is assumed of the closed loops.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measured_rows() -> list[Case]:
 
 
 def measured_ramps() -> staggered.Measured:
-    """Read the rows of `MEASURED_DIR` whose models share a card."""
+    """Read the rows of `MEASURED_DIR` in which several models share a card."""
     return unnamed_card.measured_ramps(_folder())
 
 
@@ -101,9 +101,9 @@ def groups(case: Case) -> tuple[str, ...]:
 
 
 def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return tables of values by column that together describe exactly the given cases.
+    """Return tables that together describe exactly the given cases, by the values of `columns`.
 
-    Each combination of a table's values is a case, and no other case is among them.
+    Each combination of a table's values is one of the cases.
     """
     each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in cases)
     boxes: list[tuple[Any, ...]] = list(each)

@@ -2,10 +2,10 @@
 
 The measurement is kvcached's `bench_idle_footprint` (ovg-project/kvcached 5315e34,
 benchmarks/bench_idle_footprint/README.md): the KV memory that stays mapped once traffic of `workload.py` has ended.
-kvcached keeps at most 16,000 tokens cached (KVCACHED_MAX_CACHED_TOKENS), and a page is only given back if no block in
-it is cached. Pages that are parked for the next request (KVCACHED_MIN_RESERVED_PAGES) come on top in both, and the
-measured numbers leave them out. The simulation replays requests of the same kinds, lengths and concurrency, but of
-other draws.
+kvcached keeps at most 16,000 tokens cached (KVCACHED_MAX_CACHED_TOKENS). It gives a page back only if no block in it is
+cached. Pages that are reserved for the next request (KVCACHED_MIN_RESERVED_PAGES) come on top in both kvcached and the
+simulator; the measured numbers leave them out. The simulation replays requests of the same kinds, lengths and
+concurrency, but of other draws.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Footprint(NamedTuple):
 
     @property
     def cached_pages(self) -> float:
-        """The pages that the cached tokens would take if no page had holes."""
+        """The pages that the cached tokens would take if they filled pages without holes."""
         return self.cached_tokens * kv_token_bytes(shape(MODEL)) / self.page_bytes
 
 
 def traffic() -> Jobs:
-    """Return requests as `build_requests` draws them: with cold prompts, or with hot prefixes.
+    """Return requests as kvcached's `build_requests` draws them: a prompt is cold, or begins with a hot prefix.
 
-    The first requests have only one of the hot prefixes; the others join one after another.
+    At first only one hot prefix is in use; the others join one after another.
     """
     rng, n = np.random.default_rng(SEED), np.arange(REQUESTS)
     known = np.minimum(HOT, 1 + HOT * n // (REQUESTS - 1))
@@ -99,7 +99,7 @@ def footprint() -> Footprint:
 
 
 def rows(ours: Footprint) -> list[tuple[str, ...]]:
-    """Return the rows of the table of what an idle model keeps, measured and simulated, with its head first."""
+    """Return a table of what an idle model keeps, measured and simulated; the first row is the heading."""
 
     def gib(pages: float) -> str:
         return f"{pages * ours.page_bytes / GIB:.2f}"

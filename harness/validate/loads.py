@@ -1,4 +1,4 @@
-"""Loads of measured runs, as their sources state them, and the setting of a simulated run under one."""
+"""Loads of measured runs, as their sources state them, and the settings of a simulated run of such a load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS = 50  # distinct prompts of a Poisson run, which are sent in turn again 
 
 
 class Poisson(NamedTuple):
-    """Poisson arrivals in stages, each with a rate of its own."""
+    """Poisson arrivals in stages; each stage has its own rate."""
 
     stages: tuple[tuple[float, float], ...]  # (requests per second, seconds at that rate)
     system: int  # tokens with which all prompts begin
@@ -30,7 +30,10 @@ class Poisson(NamedTuple):
     output: int
 
     def jobs(self, seed: int = 0) -> Jobs:
-        """Draw the arrivals of all stages. PROMPTS distinct prompts, with a common system prompt, are sent in turn."""
+        """Draw the arrivals of all stages.
+
+        PROMPTS distinct prompts, which begin with the same system prompt, are sent in turn.
+        """
         draw, start_s, parts = np.random.default_rng(seed), 0.0, []
         for rate_rps, seconds in self.stages:
             count = draw.poisson(rate_rps * seconds)
@@ -61,7 +64,7 @@ class Closed(NamedTuple):
         return (int(self.least * self.output) + self.output) / 2
 
     def jobs(self) -> Jobs:
-        """Return `WAVES` requests a client."""
+        """Return `WAVES` requests for each client."""
         n = WAVES * self.clients
         after = np.arange(n, dtype=np.int32) - self.clients
         arrival_s = np.where(after < 0, 0.0, np.inf)
@@ -135,7 +138,7 @@ class Setting(NamedTuple):
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks that fit into GPU memory beside the weights and the process."""
+        """The number of KV blocks that fit into GPU memory beside the weights and the process."""
         its = cluster(self.config)
         gpu, model = its.gpus[0], its.models["model"]
         return (gpu.mem_bytes - model.weight_bytes) // (BLOCK_TOKENS * model.kv_token_bytes)

@@ -1,8 +1,8 @@
 """Measured end-to-end runs of real engines: each row's facts, and the conditions of its replay.
 
-A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
-generation, which is a host profile, and a load. What a row does not state is its engine's own default (`servers`).
-`validate` prints our errors on the cases; `hosts` fits host profiles on them.
+The format of a CSV is known from its columns (`FORMATS`), whatever its name. Each row is one case: a model on some
+GPUs, an engine generation, which selects the host profile, and a load. A setting that a row does not state is the
+engine's default (`servers`). `validate` prints our errors on the cases; `hosts` fits host profiles on them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METRICS = (*MEANS, *TAILS)
 
 
 class Case(NamedTuple):
-    """A measured row: its setting, the stage of its load (None: all), and its values by the names of `METRICS`."""
+    """A measured row: its setting, the stage of its load (None: all stages), and its values by names of `METRICS`."""
 
     file: str
     row: int  # line of the file
@@ -121,14 +121,17 @@ class CsvRow:
             raise self.bad(longest, f"a length of requests of at most {most:,} tokens, which are served")
 
     def given(self, name: str) -> Shape | None:
-        """Return a model's shape by the row's columns, else the one that the caller gave; None if neither exists."""
+        """Return a model's shape from the row's columns, else the shape that the caller gave; None if there is none."""
         if set(SHAPE) <= set(self.values):
             sizes: dict[str, Any] = {column: self.count(column) for column in SHAPE}
             return Checkpoint(**sizes, gated=True, tied=False, context=SERVED_TOKENS).shape(name)
         return self.shapes.get(name)
 
     def setting(self, engine: str, gpu: str, model: str, tp: str, load: Load | None, **flags: Any) -> Setting:
-        """Return the setting that columns state. Raises UnknownName for a GPU or a model that we lack."""
+        """Return the row's setting; `gpu`, `model` and `tp` are names of columns.
+
+        Raises UnknownName for a GPU or a model that we lack.
+        """
         name = self.values[model]
         given = self.given(name)
         ours = name if given else names.model(name, self.shapes)
@@ -210,9 +213,9 @@ def _closed(row: CsvRow) -> Found:
 def _quantised(row: CsvRow) -> Found:
     """Read a row of a closed loop of a quantised model or a mixture of experts, with times in ms.
 
-    The number format is that of the checkpoint, not that of the columns. If attention spans fewer GPUs than the experts
-    do, attention is data-parallel, and the row counts the clients of a single attention group. Rows without a version,
-    or with a TTFT above LOST_S, are skipped.
+    The number format is chosen by `names.quantised`. If attention spans fewer GPUs than the experts do, attention is
+    data-parallel, and the row counts the clients of a single attention group. Rows without a version, or with a TTFT
+    above LOST_S, are skipped.
     """
     clients, tp = row.count("batch_size", MOST_REQUESTS // WAVES), row.count("tp_size")
     cut, spread = row.count("moe_tp_size"), row.count("moe_ep_size")
@@ -250,7 +253,7 @@ def _offline(row: CsvRow) -> Found:
 
 
 def _pools(row: CsvRow) -> Found:
-    """Read the blocks that an engine found free for KV."""
+    """Read a row that says how many KV blocks an engine found room for."""
     if row.count("block_tokens") != BLOCK_TOKENS:
         raise row.bad("block_tokens", str(BLOCK_TOKENS))
     name, _, version = row.values["engine"].partition(" ")
@@ -327,7 +330,10 @@ def contents(path: Path) -> tuple[list[str], Lines]:
 
 
 def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Lines) -> Iterator[CsvRow | Skipped]:
-    """Yield the `contents` of a CSV by column; a line of another length is skipped. UserError for a repeated column."""
+    """Yield each line of a CSV as a CsvRow, or as Skipped if it has too few or too many values.
+
+    `header` and `rows` come from `contents`. Raises UserError for a column that occurs twice.
+    """
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise UserError(f"{path}:1: column {twice} is there twice")
     for line, values in rows:
@@ -363,7 +369,10 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
 
 
 def _holds(box: Mapping[str, Any], row: CsvRow) -> bool:
-    """Tell whether a table of `rows` holds a row: it names the row's file, and each column's value is in its list."""
+    """Tell whether a profile's table of fitted rows includes a row.
+
+    It does if the table names the row's file and lists each of its values.
+    """
     return box["file"] == row.path.name and all(
         value(row.values.get(column, "")) in map(value, values) for column, values in box.items() if column != "file"
     )

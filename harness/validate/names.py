@@ -1,4 +1,4 @@
-"""Names in files of measured runs, as written by sources, papers and nvidia-smi, in ours; and those that we lack."""
+"""Our names for those that sources, papers and nvidia-smi use in measured runs, and errors for names that we lack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEAREST = 3
 
 
 class Skipped(NamedTuple):
-    """A row, or with row 0 a whole file, that is skipped, and the reason."""
+    """A row that is skipped, and the reason; row 0 stands for the whole file."""
 
     file: str
     row: int
@@ -37,7 +37,7 @@ class UnknownName(UserError):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
-    """Return the error of an unknown name, with the nearest ones that are known."""
+    """Return the error for an unknown name, with the nearest known names."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, NEAREST, 0.3) or names[:NEAREST]
     return UnknownName(f'unknown {what} "{name}"; nearest: {", ".join(near)}')

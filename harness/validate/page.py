@@ -1,4 +1,4 @@
-"""Pages of `bench validate`: `docs/validation.md`, which `make validate` writes, and those of single comparisons."""
+"""Markdown pages of `bench validate`: `docs/validation.md`, which `make validate` writes, and single comparisons."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def compared(
 ) -> str:
     """Return a comparison of an engine with the simulator as Markdown.
 
-    It has the command, notes (`told`), a table of pairs of systems, a table of cells, and how the aims are met (`met`).
+    The Markdown has the command, notes (`told`), a table of pairs of systems, a table of cells, and how the aims are
+    met (`met`).
     """
     lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
     lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []
@@ -95,7 +96,7 @@ def compared(
 
 
 def worst_rows(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    """Yield the worst rows and their conditions, under a head."""
+    """Yield a heading, and then the worst rows with their conditions."""
     yield ("row", "engine", "GPUs", "model", "load", "flags", "rows", "metric", "measured", "ours", "error %")
     for row in worst(frame).to_dict("records"):
         load = f"{row['load']}, stage {row['stage']}" if row["stage"] else row["load"]

@@ -1,6 +1,6 @@
-"""The same specs on servers and on the simulator with their cost table: `bench validate --engine E`.
+"""Runs of the same specs on servers and on the simulator with the servers' cost table: `bench validate --engine E`.
 
-Nothing that is measured here goes back into the table. Runs are kept like all runs, so a second call resumes.
+Nothing that is measured here enters the table. Runs are stored like all others, so a second call resumes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a comparison: models, systems, counts, shares of the saturated rate, repeats."""
+    """The plan of a comparison: models, their numbers, systems, rates as shares of the saturated rate, and repeats."""
 
     engine: str
     table: str
@@ -104,7 +104,7 @@ class Plan(NamedTuple):
 
 
 def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
-    """Return the span of each planned run on servers, whether or not it is stored already."""
+    """Return the warm-up, window and drain of each planned run on servers, also of runs that are stored already."""
     asked = rule or slo_rule(plan)
     planned = list[Span]()
     for count in plan.counts:
@@ -153,9 +153,9 @@ def _waits_s(run: Path) -> dict[str, float]:
 
 
 def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
-    """Name the cause of waiting that differs most between simulator and servers in mean seconds per request.
+    """Name the cause of waiting whose mean seconds per request differ most between simulator and servers.
 
-    It is returned with both means; "" if either side has no known cause.
+    The text has both means; it is "" if either side has no known cause.
     """
     here = waits[(waits["condition"] == condition) & (waits["label"] == label)]
     sides: Any = here.groupby("side")[[c for c in record.WAITS if c in here]].mean()
@@ -172,9 +172,9 @@ def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
 def grid(
     plan: Plan, count: int, engine: str, rates: dict[float, float], under: SloTarget
 ) -> Iterator[tuple[str, Spec]]:
-    """Yield a label and a spec for each run, all systems of a rate and seed one after another.
+    """Yield a label and a spec for each run; all systems run one after another at each rate and seed.
 
-    Thus a drift of the machine meets all systems alike.
+    So if the machine's speed drifts, it affects all systems alike.
     """
     base = plan.spec(count, engine)
     for rate in rates.values():
@@ -210,8 +210,8 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 def slo_rule(plan: Plan) -> str:
     """Return an SLO rule in seconds, computed from the simulated seconds of one request alone.
 
-    The TTFT limit is the start of a server plus TTFT_X times the time to a first token. The TPOT limit is TPOT_X times
-    a decode step.
+    The TTFT limit is the seconds to start a server, plus TTFT_X times the time to a first token. The TPOT limit is
+    TPOT_X times a decode step.
     """
     setup = Setup(resolve(plan.spec(1, "sim")))
     config, priced = setup.config, setup.machine

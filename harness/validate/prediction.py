@@ -1,10 +1,11 @@
-"""Predictions of the simulator, stored before a machine ran: `results/predictions/NAME.toml`, and its page.
+"""Predictions of the simulator that are stored before the servers run: `results/predictions/NAME.toml` and its page.
 
     python -m harness.validate.prediction requests      # draws the requests of REQUESTS again: the same bytes of rows
     python -m harness.validate.prediction NAME          # simulates CAMPAIGN; an existing prediction stays as it is
 
-CAMPAIGN is the one that `probe/ORDER.md` runs on real servers. A prediction is never edited: tests hold its digest, and
-another law of sharing gets a file of its own. `bench validate FOLDER` prints predictions beside the folder's runs.
+CAMPAIGN is the campaign that `probe/ORDER.md` runs on real servers. A prediction is never edited: tests check its
+digest. A prediction by another law of sharing gets a new file. `bench validate FOLDER` prints predictions beside the
+folder's runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The simulator compared with servers: how each ranks systems, then errors of attainment and latencies.
 
-Everything is judged on scored runs of the same specs on both: a condition is all of a spec but system and seed, and a
-repeat is a seed. A pair of systems counts where the servers themselves tell it apart: at least REPEATS valid repeats,
-and the 95 % interval of the paired difference in attainment has no 0. Runs that did not measure their servers
-(`invalid`) enter no number; a pair that has too few repeats for that reason is marked so.
+Both are judged by scored runs of the same specs. A condition is a spec without its system and seed, and each seed is a
+repeat. A pair of systems counts only if the servers rank it. For this, at least REPEATS repeats must be valid, and the
+95 % interval of the paired difference in attainment must not contain 0. Runs that did not measure their servers
+(`invalid`) are left out. A pair that has too few repeats for that reason is marked.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def miss(cell: Cell, attainment: str) -> str:
 
 
 def aims(scored: Sequence[Cell]) -> list[str]:
-    """Say how many cells are within the aim of each quantile, and the median error."""
+    """Return a line per quantile of a latency: the median error, and how many cells are within the aim."""
     lines = []
     for measure, (_, q) in LATENCIES.items():
         off = np.abs([c.error for c in scored if c.measure == measure and not math.isnan(c.error)])

@@ -1,4 +1,4 @@
-"""The replay of a measured engine's load on the simulator, which every file of measured runs goes through."""
+"""Replay of a measured engine's load on the simulator, for all files of measured runs."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def replayed(
 
 @lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs
 def _machine(models: tuple[Served, ...], gpu: str, name: str, host: quantities.HostProfile) -> Machine:
-    """Return the priced machine of a measured run. Measured runs set no table, link or factor of their own."""
+    """Return the machine of a measured run, with its costs; measured runs set no table, link or factor of their own."""
     return machine(Config(models, gpu=gpu, host=name), host)

@@ -1,16 +1,16 @@
-"""Equal models on one card, memory split or shared: measured runs (kvcached's, on an unnamed AMD card) and ours.
+"""Equal models on one card with split or shared memory: measured runs (kvcached's, on an unnamed AMD card) and ours.
 
-A CSV with the columns of `COLUMNS` has a row an instance: `sweep...-baseline` is a static split, `sweep...-kvcached`
-elastic memory, and a file may have one of them or both. Rows of one model at equal lengths belong together (`Load`);
-the card has as many models as there are instances. A column `model` names the model; columns of its shape, or the
-caller, give one that we lack. kvcached's own files have `size_b` instead, which is 7 for Qwen2.5-7B. Results are those
-of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit; settings those of bench-config-amd-7b-6inst.yaml
-there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card for each of six (gpu-memory-utilization) or
-.90 for all (kvcached_gpu_utilization), no prefix cache. vLLM's defaults on so large a card are 1,024 sequences and
-8,192 tokens a step.
+A CSV with the columns of `COLUMNS` has one row per instance. A set `sweep...-baseline` has a static split and
+`sweep...-kvcached` elastic memory; a file may have either or both. Rows of one model at equal lengths belong together
+(`Load`); the card has as many models as there are instances. A column `model` names the model. The shape of a model
+that we lack comes from columns or from the caller. kvcached's own files have `size_b` instead, which is 7 for
+Qwen2.5-7B. Results are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit. Settings are those of
+bench-config-amd-7b-6inst.yaml there (50b8c51) and of its -baseline (22f605a). They are vLLM 0.14 without a prefix
+cache, with .15 of the card for each of six models (gpu-memory-utilization) or .90 for all (kvcached_gpu_utilization).
+vLLM's defaults on so large a card are 1,024 sequences and 8,192 tokens a step.
 
-The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`unnamed_card`).
-The bytes that a process holds beside weights are estimated from the first instance of the static split (`process`), at
+The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`unnamed_card`). The
+bytes that a process holds beside weights are estimated from the first instance of the static split (`process`), at
 several peaks, which gives an interval. Where no row allows that, they are the sum of a process's parts. The models are
 plain processes, without MPS, so they take turns on the card (`sharing=turns`). Nothing else is fitted, in particular
 not the reserve and the size of pages.
@@ -211,7 +211,7 @@ def ours(
     sharing: Literal["turns", "fluid"] = "turns",
     quantum_s: float | None = None,
 ) -> pd.DataFrame:
-    """Replay a peak under `static` or `elastic`: a row an instance, with `METRICS`.
+    """Simulate a peak under the system `name`, `static` or `elastic`; return a row per instance, with `METRICS`.
 
     If `models` is fewer than the load has, the last ones get no requests. `host` replaces the committed profile, and
     makes steps free of noise; `quantum_s` replaces the committed quantum.
@@ -241,7 +241,8 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
 def process(run: Measured) -> Held:
     """Estimate the bytes that a process holds beside weights, by peak.
 
-    They are fitted to the mean TTFT of the first instance of the static split.
+    They are fitted to the mean TTFT of the first instance of the static split. If no peak allows that, they are the sum
+    of the process's parts.
     """
     load, rows = run.load, run.rows
     queued = (rows["system"] == "static") & (rows["instance"] == 1) & (rows["mean_ttft_s"] > LOW_S)
@@ -265,7 +266,7 @@ def process(run: Measured) -> Held:
 
 
 def _most_bytes(load: Load) -> float:
-    """Return the most bytes that a process may hold beside weights, out of an even share of the card.
+    """Return the most bytes that a process may hold beside weights, if it has an even share of the card.
 
     The rest of the share leaves room for the longest request.
     """
@@ -332,7 +333,7 @@ def knee(frame: pd.DataFrame, who: str) -> int | None:
 
 
 def scores(frame: pd.DataFrame) -> list[str]:
-    """Return a line a system: median and P95 of the absolute errors of its rows' means."""
+    """Return a line per system: median and P95 of the absolute errors of the mean values of its rows."""
     told = []
     for name, rows in frame[frame["who"] == "measured"].groupby("system", sort=False):
         both = rows.merge(frame[frame["who"] == "ours"], on=KEYS, suffixes=("", "_ours"))
@@ -343,7 +344,7 @@ def scores(frame: pd.DataFrame) -> list[str]:
 
 
 def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
-    """List the simulated results of a load, their basis, and the aims for the load of the fit."""
+    """List a load's conditions, errors, and measured and simulated values as lines, with aims for the fitted load."""
     there = dict.fromkeys(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     lines = [*_behind(load, held), *scores(frame)]
 
@@ -422,6 +423,6 @@ def verdict(met: bool) -> str:
 
 
 def met(notes: Sequence[str]) -> str:
-    """Say how many aims are met, by a run's notes."""
+    """Say how many aims are met, by counting in a run's notes."""
     aims = [note for note in notes if re.search(r": (not )?met\b", note)]
     return f"{sum(': met' in note for note in aims)} of {len(aims)} aims met" if aims else "it has no aims"

@@ -1,8 +1,8 @@
-"""The start of a user's own server beside the simulator: weights and KV memory, as vLLM logged and as simulated.
+"""The start of a user's own vLLM server: its weights and KV memory, as logged and as simulated.
 
-A log names its release, model, formats, degree and the settings that were not the defaults. From these the simulator
-computes the weights and, for a card that the user names, the KV memory left beside them. Settings that a log does not
-state are the release's own (`engines/costs/servers.toml`).
+A log names its release, model, formats, tensor parallel degree, and the settings that were not the defaults. From these
+the simulator computes the weights and, for a card that the user names, the KV memory left beside them. Settings that a
+log does not state are the release's defaults (`engines/costs/servers.toml`).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def notes(of: Ours) -> Iterator[str]:
 
 
 def rows(start: Start, of: Ours) -> Iterator[tuple[str, ...]]:
-    """Yield the table, its head first: the log's value, the simulator's, and the simulator's error in %."""
+    """Yield the table's heading, and its rows: the log's value, the simulator's, and the simulator's error in %."""
     yield "", "log", "simulator", "error %"
     pool = start.kv_gib if of.kv_gib is None else of.kv_gib
     tokens = None if pool is None else int(pool * GIB / of.kv_token_bytes)

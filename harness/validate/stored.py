@@ -1,7 +1,7 @@
 """Stored runs of an engine in real time, and the simulator's runs of the same specs with a cost table.
 
-`bench validate results/h200/torch --table results/h200/h200-measured.toml` is an example: a line a run. Nothing that
-was measured in the runs is in the table, unless the caller's table was made of them.
+`bench validate results/h200/torch --table results/h200/h200-measured.toml` is an example; it prints a line for each
+run. Nothing that was measured in the runs is in the table, unless the caller made the table from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tiers of `bench validate --engine torch`: one of some 40 minutes, one of hours, which alone judges aims.
+"""Tiers of `bench validate --engine torch`: one takes some 40 minutes; the other takes hours, and only it judges aims.
 
-Models are equal, at equal Poisson rates; each device holds the weights of its part of them and KV for a few requests of
-each, so memory and time are both short. An SLO leaves room for a load from the host.
+Models are equal, at equal Poisson rates. Each device holds the weights of its part of the models, and KV for a few
+requests of each model, so memory and time are both scarce. An SLO leaves room for a load from the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ AGAIN = 2
 
 
 def plan(engine: str, table: str, *, full: bool) -> Plan:
-    """Return the plan of a tier, for the first shape that the table has."""
+    """Return the plan of the full or the short tier, for the first shape in the cost table.
+
+    Raises UserError if `table` is not a table of devices.
+    """
     measured = quantities.machine(table)
     if measured is None:
         raise UserError(f"{table} is no table of devices; bench calibrate torch writes one")

@@ -4,11 +4,11 @@
     decode     seconds from one decode step to the next, so that the engine's own time counts
     kernels    seconds of the kernels of such steps back to back, on a card: the rest of a step is the engine's
     beside     prefills or decode steps of models that share a device, a process each, and alone
-    load       seconds of a `Load` by each way, of a process that starts with it among them
+    load       seconds of a `Load` by each way of loading, one of which starts a process
 
-A second call on the same folder resumes: runs whose rows stand in its journal are not repeated. A run during which
-other processes took more than MOST_OTHERS of a core is tried again, up to TRIES times in all; the last try is kept, and
-its rows say how many cores the others took.
+A second call on the same folder resumes: runs whose rows stand in its journal are not repeated. If other processes took
+more than MOST_OTHERS of a core during a run, it is tried again, up to TRIES times in all. The last try is kept, and its
+rows say how many cores the others took.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def wait(event_type: type, actions: Iterable[Action] = (), count: int = 1) -> Ge
 
 
 class Bench:
-    """The journal of a folder, to which `measure` adds the runs that it lacks."""
+    """The journal of a folder; `measure` does the runs that are not in it, and adds them."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ def grouped(
 
 
 def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time the kernels of a prefill and of decode steps, run back to back without the rest of the step.
+    """Time the kernels of a prefill and of decode steps when they run back to back, without the rest of the step.
 
     Each row also has the seconds of the step itself, as `steps` timed it.
     """
@@ -368,7 +368,7 @@ def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 
 
 def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Measurement], float]:
-    """Time the steps of models alone, and the start of a process. Policies may know both. No journal is kept."""
+    """Time the steps of models alone, and the start of a process, which policies may know; keep no journal."""
     rows = list[Measurement]()
     with TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), shapes, say, Fields(), {"pool_bytes": 2 * GIB})

@@ -1,4 +1,4 @@
-"""The unnamed card of kvcached's runs, fitted on one set of one 7B: a part of `hosts.toml` (`hosts`).
+"""The unnamed card of kvcached's runs, fitted on one set of runs of a 7B model; `hosts` writes it to `hosts.toml`.
 
 Its speed is fitted on the first instance of elastic memory at the peaks of `ALONE`, which has the card to itself nearly
 all of its time. The quantum of a turn is fitted to the TPOT of all instances at the peak `BESIDE`, where steps are the

@@ -190,7 +190,7 @@ def _median(values: pd.Series[float]) -> str:
 
 
 def refits(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each engine: errors on rows that a refit of its host profile left out, beside the aims."""
+    """Return a line per engine with the aims and with the errors on rows that a refit of its host profile left out."""
     lines = []
     for engine in sorted(frame["engine"].unique()):
         parts = []
@@ -224,7 +224,7 @@ def _off(errors: pd.Series[float]) -> tuple[float, float]:
 
 
 def furthest(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each row of quantised models and mixtures with the largest errors of TPOT."""
+    """Return lines on the rows of quantised models and mixtures with the largest TPOT errors, `WORST` at most."""
     rows = frame[(frame["group"] != "") & (frame["metric"] == "tpot")]
     rows = rows.reindex(rows["error"].abs().sort_values(ascending=False, kind="stable").index)[:WORST]
     return [

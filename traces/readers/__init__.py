@@ -1,19 +1,19 @@
-"""Readers of released trace formats: a file a format, found by its name (`bench trace convert --from NAME FILE`).
+"""Readers of released trace formats, one module per format, found by name (`bench trace convert --from NAME FILE`).
 
-The first line of a reader's docstring says what it reads, FILES the names of such files, as patterns, and KEYS the
-names in a record by which its format is known, in each of its forms (MARK: a word that such a file has besides).
+The first line of a reader's docstring says what it reads. FILES are patterns for the names of such files. KEYS are the
+names in a record that identify the format, for each of its forms. MARK is a word that such a file must contain as well.
 
 A reader is a map of columns:
 
     COLUMNS     the columns of a table, whose rows are requests in their order, by canonical names (traces.convert)
-    FIELDS      the fields of a log's records, likewise, whatever their order (traces.log); with ALSO, the names of
-                fields that its functions read, no others are read of a CSV or a Parquet
+    FIELDS      the fields of a log's records, in any order, by canonical names (traces.log). With ALSO, the names
+                of fields that its functions use, only these fields of a CSV or a Parquet are read
     skip        a function of a log's record: why it is left out, "" where it is no request, None where it counts
     expand      a function of a log's lines and records, which may split records or add fields
     OPTIONS     options of the conversion that the format fixes; `options(path)` where they depend on the file
 
-Where that does not do, its `read(path)` makes a canonical table of a file, with FOLDER of a folder too; its keyword
-parameters are the options of `bench trace convert` that it takes.
+Where a map of columns is not enough, the reader has a function `read(path)` that makes a canonical table of a file.
+With FOLDER it reads a folder too. Its keyword parameters are the options of `bench trace convert` that it takes.
 """
 
 from __future__ import annotations

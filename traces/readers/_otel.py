@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry in the three forms that people have: OTLP's JSON, that of the SDK's console, and flat rows."""
+"""OpenTelemetry spans in three forms: OTLP's JSON, the output of the SDK's console exporter, and flat rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ UNNAMED = "unknown_service"  # what the SDK calls a service without OTEL_SERVICE
 
 
 def spans(lines: Lines) -> Lines:
-    """Yield each span as a record of its attributes and of facts whose names differ between formats of spans.
+    """Yield each span as one record: its attributes, and facts that the formats of spans name differently.
 
-    The record has these facts as `name`, `startTimeUnixNano` (seconds since 1970, or a date), `trace`, `span` (the
-    span's id) and `failed`. Spans of OTLP files have `service` too.
+    The facts are `name`, `startTimeUnixNano` (seconds since 1970, or a date), `trace`, `span` (the span's id) and
+    `failed`. Spans of OTLP files have `service` too.
     """
     for line, record in lines:
         if "resourceSpans" in record:
@@ -56,7 +56,7 @@ def _span(span: Mapping[str, Any]) -> Record:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return attributes as a mapping by name; OTLP writes them as a list of keys and typed values."""
+    """Return attributes as a mapping by name; in OTLP they are a list of keys and typed values."""
     if not isinstance(value, list):
         return dict(log.mapping(value))
     named = {}

@@ -14,6 +14,6 @@ COLUMNS = {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_t
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the options of a file: its stream, named after the file, and the constants of the format."""
+    """Return the conversion options for a file: its stream, named after the file, and the constants of the format."""
     stream = path.stem.rpartition("_")[2]
     return {"time_unit": "datetime", "model": stream, "name": f"azure-{stream}", "licence": "CC-BY-4.0"}

@@ -24,7 +24,7 @@ BLOCK_TOKENS = 16
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the options of a file: its stream, named after the file, and the constants of the format."""
+    """Return the conversion options for a file: its stream, named after the file, and the constants of the format."""
     stream = path.name.partition(".")[0].partition("_blksz")[0]
     return {"model": stream, "licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
 

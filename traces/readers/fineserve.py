@@ -1,8 +1,8 @@
 """A replay log of FineServe (Dense_30to100B.csv): requests of a marketplace for the models of a size, as one stream.
 
-Its stamps are microseconds: its README says milliseconds, by which the log would span 333 days of a collection of four
-months; as microseconds its mean gap, 1.36 s, is that of its own Gamma windows (1.44 s). Rows without a stamp (23 %, all
-at the end) and without output are left out and counted.
+Its stamps are read as microseconds, although its README says milliseconds. In milliseconds the log would span 333 days,
+but it was collected in four months. In microseconds its mean gap is 1.36 s, near that of its own Gamma windows (1.44
+s). Rows without a stamp (23 %, all at the end) and without output are left out and counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COLUMNS = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_to
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the options of a file: its stream, named after the file, and the constants of the format."""
+    """Return the conversion options for a file: its stream, named after the file, and the constants of the format."""
     return {
         "time_unit": "us",
         "model": path.stem,

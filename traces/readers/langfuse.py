@@ -1,8 +1,9 @@
 """Langfuse's observations (an export of the UI or the API, or rows of its table): those of type GENERATION.
 
 Columns as in langfuse/langfuse 3d053db packages/shared/clickhouse/migrations/clustered/0002_observations.up.sql, or as
-its API writes them (startTime, providedModelName or model, usageDetails). The map of usage holds disjoint counts: a
-prompt is the sum of all that begin with `input`, cached ones too. Left out and counted: those of level ERROR.
+its API writes them (startTime, providedModelName or model, usageDetails). The usage map holds disjoint counts. Prompt
+tokens are the sum of all counts whose names begin with `input`, cached ones included. Observations of level ERROR are
+left out and counted.
 """
 
 from __future__ import annotations

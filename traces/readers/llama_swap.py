@@ -1,8 +1,8 @@
 """llama-swap's activity (GET /api/metrics/activity, or its rows): one a request that a server answered.
 
 Fields as in mostlygeek/llama-swap aecf92e internal/store/activity.go. A row is stored when its answer has ended, so the
-request came `duration_ms` before `timestamp`. Input tokens are those that were computed; those of the cache
-(`cache_tokens`, -1 where unknown) are added, for a prompt is both.
+request came `duration_ms` before `timestamp`. Input tokens are only those that were computed. The cached tokens
+(`cache_tokens`, -1 where unknown) are added to get the prompt tokens.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ BLOCK_TOKENS = 512
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the options of a file: its stream, named after the file, and the constants of the format."""
+    """Return the conversion options for a file: its stream, named after the file, and the constants of the format."""
     stream = path.stem.removesuffix("_trace")
     tier = "synthetic" if stream == "synthetic" else "replayed"
     known = {"time_unit": "ms", "licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}

@@ -1,13 +1,13 @@
 """vLLM's metrics, scraped or of Prometheus: a synthetic trace with the same requests and lengths in each interval.
 
-Read are a range query's answer (GET /api/v1/query_range, one JSON or a folder of them) or a folder of scrapes of
-/metrics as text. The counters must be there themselves, as of the query
-`{__name__=~"vllm:request_(success_total|(prompt|generation)_tokens_(bucket|sum))"}`: a rate() has lost them. A scrape's
-time is the number of ten digits or more in its file's name (seconds since 1970, or ms), else the file's.
+The input is the answer of a range query (GET /api/v1/query_range, one JSON or a folder of them), or a folder of scrapes
+of /metrics as text. It must have the counters themselves, as from the query
+`{__name__=~"vllm:request_(success_total|(prompt|generation)_tokens_(bucket|sum))"}`; a rate() is not enough. A scrape's
+time is the number of ten digits or more in its file's name (seconds since 1970, or ms), else the file's time.
 
-Stamps are drawn evenly in the interval between two scrapes, prompts and outputs paired at random: single requests are
-not in a counter. Lengths are drawn in their bucket, evenly, or where there is a sum so that they add up to it. Models
-are told apart by the label model_name. Requests that clients aborted, and those that failed, are left out and counted.
+A counter does not hold single requests. So stamps are drawn uniformly between two scrapes, and prompts and outputs are
+paired at random. Lengths are uniform within their bucket, or add up to the counter of tokens if there is one. The label
+model_name names the model. Requests that clients aborted, and those that failed, are left out and counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """ServeGen's clients (a folder with chunk-*-trace.csv and chunk-*-dataset.json, or of such): a synthetic trace.
 
 alibaba/ServeGen f891d11, data/. A row of a client's trace is a window of 600 s: begin, requests/s, CV, and the law of
-gaps (Gamma or Weibull, shape, scale). A dataset holds the shares of prompt and output lengths from each window's
-begin on. A folder is a model. The hour with the most requests is drawn; all rates are scaled by one factor to
-`rate_rps`, for the service had up to 1,800 requests/s. Clients without lengths (the largest files are missing in many
-copies) are left out.
+gaps (Gamma or Weibull, shape, scale). A dataset holds the shares of prompt and output lengths from each window's begin
+on. Each folder is one model. The hour with the most requests is drawn. All rates are scaled by one factor so that they
+add up to `rate_rps`, as the service had up to 1,800 requests/s. Clients without lengths (the largest files are missing
+in many copies) are left out.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def read(
 
 
 def _busiest(windows: Iterable[Window], count: int) -> tuple[float, float]:
-    """Return the begin of the `count` windows in a row with the most requests, and their mean rate of requests."""
+    """Return the begin of the `count` consecutive windows with the most requests, and their mean request rate."""
     load: dict[float, float] = {}
     for window in windows:
         load[window.at] = load.get(window.at, 0.0) + window.rate_rps
@@ -143,7 +143,7 @@ def _windows(path: Path) -> list[Window]:
 
 
 def _lengths(path: Path) -> Lengths:
-    """Read the distributions of lengths by window; a window without both of them is left out."""
+    """Read the distributions of prompt and output lengths by window; a window that lacks either is left out."""
     try:
         with records.opened(path) as file:
             data = json.loads(file.read())

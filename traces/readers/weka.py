@@ -1,9 +1,9 @@
 """WEKA's traces of coding agents (a session an object, its calls in `requests`): with blocks of 64 tokens.
 
 Fields as in vllm-project/guidellm 0fb0fbb docs/guides/trace_replay.md and callanjfox/agentic-coding-analysis
-docs/TRACE_FORMAT.md: `t` counts from the session's begin, `in` and `out` are tokens, `hash_ids` blocks of the prompt; a
-group of `type` subagent has calls of its own, whose `t` count from the group's where they begin before it. A session
-has no date, so each begins where the one before it ended.
+docs/TRACE_FORMAT.md: `t` counts from the session's begin, `in` and `out` are tokens, `hash_ids` are blocks of the
+prompt. A group of `type` subagent has calls of its own. If the first of them has a smaller `t` than the group, their
+`t` counts from the group's. A session has no date, so each one begins at the last call of the session before.
 """
 
 from __future__ import annotations
