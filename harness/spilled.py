@@ -47,7 +47,7 @@ def _sparse(file: int, start: int, length: int) -> None:
 
 
 def like(length: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of zeros, which is in memory up to `MOST_HELD` elements and in a file above."""
+    """Return an array of zeros: in memory if it has at most `MOST_HELD` elements, else in a file."""
     return np.zeros(length, dtype) if length <= MOST_HELD else spilled(length, dtype)
 
 

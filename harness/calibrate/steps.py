@@ -188,7 +188,7 @@ def specification(kind: str) -> dict[str, tuple[float, str]]:
 
 
 class About(NamedTuple):
-    """Facts about the machine of a table that are not measured steps."""
+    """Facts about the machine of a cost table that do not come from measured steps."""
 
     kind: str
     name: str

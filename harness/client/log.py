@@ -17,7 +17,7 @@ LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())
 
 
 class Log(NamedTuple):
-    """The log of a run: arrays with one element per request in the order of the jobs, unless a field's comment differs.
+    """The log of a run: arrays with one element per request, in the order of the jobs; comments name the exceptions.
 
     -1 means never or unknown.
     """

@@ -229,8 +229,8 @@ class Card:
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Compile kernels and capture graphs for each model; see Device.
 
-        While a model is prepared, the address ranges of its weights and of one KV block are mapped to memory.
-        Afterwards they are unmapped again.
+        During this, the address ranges of the model's weights and of one KV block are mapped to memory. Afterwards they
+        are unmapped again.
         """
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
         for name, (net, pages) in given.items():

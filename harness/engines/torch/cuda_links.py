@@ -1,4 +1,4 @@
-"""The links of cards, which copy between heaps and host memory by the copy engines.
+"""The links of cards, which use copy engines to copy between heaps and host memory.
 
 On cores, `links.py` copies between files instead.
 """

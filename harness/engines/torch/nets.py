@@ -2,9 +2,9 @@
 
 A card serves every shape at its full size, in bfloat16. A core serves a shape of at most AS_IT_IS bytes at full size,
 in float32. A larger shape is replaced by its twin, which has an eighth of its layers, a sixteenth of its widths and a
-128th of its vocabulary. So every part has about the same share of the weights as in the shape. Weights are drawn unless
-a folder of `MODELS_DIR` has the shape's name. They lie in one flat blob, in the order of `tensors`. Weights that one
-GEMM multiplies (query, key and value; gate and up) are adjacent, so one view spans them.
+128th of its vocabulary. So every part has about the same share of the weights as in the shape. Weights are drawn at
+random unless a folder of `MODELS_DIR` has the shape's name. They lie in one flat blob, in the order of `tensors`.
+Weights that one GEMM multiplies (query, key and value; gate and up) are adjacent, so one view spans them.
 
 A mixture of experts is served on cores alone: which experts a step reads depends on its tokens, but a card's decode
 graphs are captured before. The weights of an FP8 checkpoint are dequantised to float32 when they are read.
