@@ -1,4 +1,4 @@
-"""`python -m harness` is `bench`."""
+"""Run the command line: `python -m harness` is the same as `bench`."""
 
 from harness.cli.app import main
 

@@ -1,7 +1,7 @@
-"""Arrays that lie in a file without a name: of a week of traffic, memory holds the part that is looked at.
+"""Arrays in a file without a name, so that memory holds only the part of a long trace that is in use.
 
 They are ordinary NumPy arrays over a mapped file. `release` frees their memory, for requests that the clock has passed;
-a later access reads the file again. The files lie in the folder for temporary files (TMPDIR), and each is freed with
+a later access reads the file again. The files lie in the folder for temporary files (TMPDIR). Each file is deleted with
 the last array that uses it.
 """
 
@@ -47,7 +47,7 @@ def _sparse(file: int, start: int, length: int) -> None:
 
 
 def like(length: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of zeros: in memory up to `MOST_HELD` elements, else in a file."""
+    """Return an array of zeros: in memory if it has at most `MOST_HELD` elements, else in a file."""
     return np.zeros(length, dtype) if length <= MOST_HELD else spilled(length, dtype)
 
 
@@ -59,7 +59,7 @@ def release(*arrays: NDArray[Any] | None) -> None:
 
 
 def pieces(length: int, *arrays: NDArray[Any] | None) -> Iterator[slice]:
-    """Yield slices of `PIECE` elements that cover `length` in order; the memory of `arrays` is freed after each."""
+    """Yield slices of `PIECE` elements that cover `length` in order; after each, free the memory of `arrays`."""
     for begin in range(0, length, PIECE):
         yield slice(begin, min(begin + PIECE, length))
         release(*arrays)

@@ -1,12 +1,12 @@
-"""One way to keep things: what was made of some inputs stands for as long as these stay the same.
+"""Store things that were made of some inputs, and use them again as long as these inputs stay the same.
 
-A kept thing lies at a path, whole or absent. Its inputs are among its facts, or their digest is in its name. A thing
-that is absent, cut, damaged or made of other inputs is made again. `harness/rows/stored.py` lists the kinds of files
-that the bench keeps beside its rows.
+A stored thing is a file at a path, whole or absent. Its inputs are among its facts, or their digest is in its name. A
+thing that is absent, cut, damaged or made of other inputs is made again. `harness/rows/stored.py` lists the kinds of
+files that the bench stores, besides its rows.
 
-Parquet files are sealed: between the last page and the footer, where readers of Parquet never look, `seal` puts a mark,
-the SHA-256 of all bytes before the mark, and the SHA-256 of the footer. So a flipped bit is detected anywhere; page
-checksums would not cover the headers of pages and the footer, which holds the facts.
+Parquet files are sealed. `seal` writes between the last page and the footer, where readers of Parquet never look. It
+writes a mark, the SHA-256 of all bytes before the mark, and the SHA-256 of the footer. So a flipped bit is detected
+anywhere. Page checksums would not cover the headers of pages and the footer, which holds the facts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Facts = Mapping[str, Any]
 
 
 def digest(*inputs: object) -> str:
-    """Return the SHA-256 of the inputs' texts, to name the thing that is made of them."""
+    """Return the SHA-256 of the inputs' texts, which goes into the name of a stored thing."""
     return sha256(" ".join(map(str, inputs)).encode()).hexdigest()
 
 
 def named(path: Path) -> Facts:
-    """Check that a stored object exists, and return empty facts: its file name alone identifies its inputs.
+    """Return empty facts, for a kind of file whose name alone identifies its inputs.
 
-    Raises OSError if it does not exist.
+    Raises OSError if the file does not exist.
     """
     path.stat()
     return {}
@@ -46,9 +46,9 @@ def named(path: Path) -> Facts:
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """A kind of stored thing: how it is read and written.
+    """A kind of stored thing, with functions to read and write it.
 
-    `write(path, thing, inputs)` puts the whole thing at `path`, with its inputs among its facts. `read` and `facts`
+    `write(path, thing, inputs)` stores the whole thing at `path`, with its inputs among its facts. `read` and `facts`
     raise one of the errors in `lost` if the thing is missing, cut or damaged.
     """
 
@@ -58,9 +58,9 @@ class Kind(Generic[T]):
     lost: tuple[type[Exception], ...] = (OSError,)
 
     def current(self, path: Path, inputs: Facts, lost: Callable[[], object] = lambda: None) -> Facts | None:
-        """Return the facts of the thing at `path` if it was made of these inputs, which JSON can hold; else None.
+        """Return the facts of the thing at `path` if it was made of these inputs, else None; inputs are JSON values.
 
-        `lost` is called if the thing cannot be read.
+        If the thing cannot be read, `lost` is called.
         """
         try:
             facts = self.facts(path)
@@ -84,7 +84,7 @@ def _text(facts: Facts) -> str:
 
 
 def seal(file: IO[bytes]) -> None:
-    """Add the digests to a Parquet file that was just written. The file must be open for reading too."""
+    """Write the seal into a Parquet file that was just written. The file must also be open for reading."""
     file.seek(-TAIL, os.SEEK_END)
     start = file.seek(-TAIL - int.from_bytes(file.read(4), "little"), os.SEEK_END)
     footer = file.read()
@@ -95,9 +95,10 @@ def seal(file: IO[bytes]) -> None:
 
 
 def whole(path: Path, *, rows: bool) -> bool:
-    """Tell whether a Parquet file is as it was sealed; True for a file without a seal.
+    """Tell whether a Parquet file is unchanged since it was sealed; True for a file without a seal.
 
-    The footer is checked, and with `rows` all bytes before it too. Raises OSError if the file cannot be read.
+    The footer is checked; with `rows`, all bytes before it are checked as well. Raises OSError if the file cannot be
+    read.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -1,8 +1,9 @@
-"""The processor that results are computed for: one target an architecture, whatever machine computes them.
+"""The target processor of all computations: one for each architecture, whichever machine computes the results.
 
-NumPy, the BLAS below it and numba each choose code by the processor that they find, and results differ in the last
-digit: `exp` with AVX-512 is not `exp` without. Environment variables name one target to all three, before any of them
-is imported. A variable that the user has set stays. `harness.run.arithmetic` hashes the results of this arithmetic.
+NumPy, its BLAS and numba each choose code by the processor on which they run, and results differ in the last digit:
+`exp` with AVX-512 is not `exp` without. Environment variables set one target for all three, before any of them is
+imported. A variable that the user has set stays unchanged. `harness.run.arithmetic` hashes the results of this
+arithmetic.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @cache
 def name() -> str:
-    """Return the target of this machine: x86-64-v3, x86-64 for older processors, or the architecture."""
+    """Return the target of this machine: x86-64-v3, x86-64 for older processors, or another architecture's name."""
     return named(platform.machine(), flags())
 
 
 def named(architecture: str, has: frozenset[str]) -> str:
-    """Return the target of an architecture whose processor has these features. If the set is empty, all are assumed."""
+    """Return the target for a processor of an architecture with the features `has`; an empty set means all features."""
     if architecture.lower() not in {"x86_64", "amd64"}:
         return {"aarch64": "arm64"}.get(architecture.lower(), architecture.lower())
     return "x86-64-v3" if not has or has >= V3 else "x86-64"
@@ -41,7 +42,10 @@ def flags(path: Path = CPUINFO) -> frozenset[str]:
 
 
 def variables(target: str, has: frozenset[str]) -> dict[str, str]:
-    """Return the variables that name a target to numba, NumPy and BLAS, on a processor with these features."""
+    """Return the environment variables that set a target for numba, NumPy and BLAS.
+
+    `has` are the features of the processor.
+    """
     chosen = {
         "NUMBA_CPU_NAME": target if target.startswith("x86") else "generic",
         "NUMBA_CPU_FEATURES": "",
@@ -56,7 +60,7 @@ def variables(target: str, has: frozenset[str]) -> dict[str, str]:
 
 
 def pin() -> None:
-    """Set the variables of this machine's target, for this process and those that it starts."""
+    """Set the environment variables of this machine's target, for this process and the processes that it starts."""
     for key, value in variables(name(), flags()).items():
         os.environ.setdefault(key, value)
 

@@ -1,4 +1,4 @@
-"""TOML into dataclasses: the types of a class are the form of its file, and a mistake is one line that names its place.
+"""Read TOML into dataclasses: a class's types define the form of its file, and an error is a line with its place.
 
     @dataclass(frozen=True, slots=True)
     class Row:
@@ -15,8 +15,8 @@
     UserError: mine.toml: row 3: seeds is "x", not a whole number
 
 A field `class_` is the key `class`. Types are strict: `true` is not a number and 1.0 not a whole number, but a float
-may be written as a whole number. Numbers are finite. A class may check more in its `__post_init__`: a ValueError raised
-there is reported with the place of its table.
+may be written as a whole number. Numbers are finite. A class may check more in its `__post_init__`. A ValueError that
+is raised there is reported with the place of the class's table.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MOST_LISTED = 12  # keys
 
 
 class _Table:
-    """The annotation of a tuple of pairs that a file writes as a table.
+    """An annotation for a tuple of pairs that is a table in a file.
 
     A pair is (key, value) or (key, value, value, ...).
     """
@@ -82,7 +82,7 @@ Share = Annotated[float, Gt(0), Le(1)]
 
 
 def tables(path: Path) -> dict[str, Any]:
-    """Parse a TOML file without a check of its keys. Raises UserError with the file and the line of a mistake."""
+    """Parse a TOML file without checking its keys. UserError names the file and, for wrong TOML, the line."""
     if path.is_fifo() and path.absolute().parts[1] not in {
         "dev",
         "proc",
@@ -103,12 +103,12 @@ def tables(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, kind: type[T]) -> T:
-    """Read a file as a dataclass or another type. UserError names the file and the key of a mistake."""
+    """Read a file as a dataclass or another type. UserError names the file and the wrong key."""
     return convert(tables(path), kind, f"{path}: ")
 
 
 def convert(data: Any, kind: type[T], where: str = "") -> T:
-    """Turn parsed TOML into a type. UserError begins with `where` and names the key of a mistake."""
+    """Convert parsed TOML to a type. UserError begins with `where` and names the wrong key."""
     try:
         value: T = _validated(kind, data)
     except UserError as error:
@@ -117,9 +117,9 @@ def convert(data: Any, kind: type[T], where: str = "") -> T:
 
 
 def checked(value: Any) -> dict[str, Any]:
-    """Validate the fields of a dataclass as if they came from a file; return them, converted, by name.
+    """Validate the fields of a dataclass as if they came from a file; return them by name, after conversion.
 
-    A class whose objects are also made in code calls it in its `__post_init__`. Raises UserError that names the field.
+    A class whose objects are also made in code calls it in its `__post_init__`. UserError names the wrong field.
     """
     kind: Any = type(value)
     converted = _validated(_unchecked(kind), _plain(value))
@@ -127,7 +127,7 @@ def checked(value: Any) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a value as TOML writes it, cut if it is long."""
+    """Return a value as TOML text; a long one is cut."""
     match value:
         case bool() | str():
             text = json.dumps(value, ensure_ascii=False)
@@ -146,9 +146,10 @@ def shown(value: Any) -> str:
 
 
 def _validated(kind: Any, data: Any) -> Any:
-    """Return parsed TOML converted to a type. UserError names the key of a mistake.
+    """Return parsed TOML converted to a type. UserError names the wrong key.
 
-    It is validated as JSON, whose strict types are those of TOML: strict Python would want tuples and dataclasses.
+    It is validated as JSON, whose strict types are those of TOML. Strict validation of Python values would ask for
+    tuples and dataclasses.
     """
     from pydantic import ValidationError
 
@@ -172,12 +173,12 @@ def _model(kind: Any) -> type[BaseModel]:
 
 @cache
 def _unchecked(kind: Any) -> Any:
-    """Build a dataclass with the same fields and no `__post_init__`."""
+    """Build a dataclass with the same fields but without `__post_init__`."""
     return make_dataclass(kind.__name__, _hints(kind).items())
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that JSON cannot represent: a date or time to text, a dataclass to the table that a file has."""
+    """Convert a value that JSON cannot represent: a date or time to text, a dataclass to its table in a file."""
     if isinstance(value, date | time):
         return value.isoformat()
     kind: Any = type(value)
@@ -201,7 +202,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _written(name: str) -> str:
-    """Return the key of a field, whose name ends with "_" if the key is a word of Python's own."""
+    """Return the key of a field. A field whose key is a Python keyword has a name that ends with "_"."""
     return name.removesuffix("_")
 
 
@@ -230,14 +231,14 @@ def _members(kind: Any) -> list[Any]:
 
 
 def _metadata(kind: Any) -> tuple[Any, ...]:
-    """Return the annotations of a type; for `T | None`, those of T."""
+    """Return the metadata of an annotated type; for `T | None`, that of T."""
     if len(members := _members(kind)) == 1:
         return _metadata(members[0])
     return kind.__metadata__ if get_origin(kind) is Annotated else ()
 
 
 def _bare(kind: Any) -> Any:
-    """Return a type without its annotations and without None. For pairs, return the type of their table in a file."""
+    """Return a type without annotations and without None; for pairs, return the type of their table in a file."""
     if len(members := _members(kind)) == 1:
         return _bare(members[0])
     if get_origin(kind) is not Annotated:
@@ -256,12 +257,12 @@ def _is_list(kind: Any) -> bool:
 
 
 def _items(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a list's items; for a list of any length, its one item type and `...`."""
+    """Return the item types of a list; for a list of any length, its item type and `...`."""
     return get_args(_bare(kind)) or (Any, ...)
 
 
 def _inside(kind: Any, step: int | str) -> Any:
-    """Return the annotated type of a field or item."""
+    """Return the type of a field or an item of `kind`, with its annotations."""
     bare = _bare(kind)
     if _is_class(bare):
         return {_written(name): hint for name, hint in _hints(bare).items()}.get(str(step), Any)
@@ -283,9 +284,9 @@ WORDS = {
 
 
 class _Place(NamedTuple):
-    """A value in a file, and its place there.
+    """A value in a file, and its place in the file.
 
-    `table` names the table that holds the value: it is empty or ends with a colon. `key` is the dotted key within it.
+    `table` names the table that holds the value; it is empty or ends with a colon. `key` is the dotted key within it.
     """
 
     table: str
@@ -294,7 +295,7 @@ class _Place(NamedTuple):
     kind: Any
 
     def inside(self, step: int | str) -> _Place:
-        """Follow a key, or an index from 0."""
+        """Return the place of a field, by its key, or of an item, by its index from 0."""
         kind, held = _inside(self.kind, step), _plain(self.value) if is_dataclass(self.value) else self.value
         if isinstance(step, str):
             value = held.get(step) if isinstance(held, Mapping) else None
@@ -306,12 +307,12 @@ class _Place(NamedTuple):
 
     @property
     def named(self) -> str:
-        """The place as the beginning of a message, with a colon at its end; empty for the whole file."""
+        """The place as the beginning of an error message, with a colon at its end; empty for the whole file."""
         return f"{self.table}{self.key}: " if self.key else self.table
 
 
 def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
-    """Describe the most telling error: an unknown key before any other, then the error deepest in the file."""
+    """Describe the most important error in one line: an unknown key first, else the error deepest in the file."""
     error = min(errors, key=lambda e: (e["type"] not in UNKNOWN, -len(e["loc"]), e["type"] != "finite_number"))
     what, loc = error["type"], list(error["loc"][1:])
     if what in UNKNOWN:
@@ -333,9 +334,9 @@ def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
 
 
 def _place(kind: Any, data: Any, loc: Sequence[int | str]) -> _Place:
-    """Return the place in a file to which the steps of an error's location lead.
+    """Return the place in a file that the steps of an error's location describe.
 
-    At a union, a step names a member. If no member fits the value, the place is that of the union.
+    At a union, a step names one of its types. If none of them fits the value, return the place of the union.
     """
     at, steps = _Place("", "", data, kind), iter(loc)
     for step in steps:
@@ -354,25 +355,25 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _form(at: _Place) -> str:
-    """Return a key as an error names it: the key itself or, for a table, its head in the file, `[key]` or `[[key]]`."""
+    """Return a key as errors show it; for a table, this is its header in the file, `[key]` or `[[key]]`."""
     if at.table or not _is_table(_items(at.kind)[0] if _is_list(at.kind) else at.kind):
         return at.key
     return f"[[{at.key}]]" if _is_list(at.kind) else f"[{at.key}]"
 
 
 def _known(key: str, names: Sequence[str]) -> str:
-    """Suggest the key that was meant, or list all if they are few."""
+    """Return a text that suggests the key that was meant or, if keys are few, lists them all; else ""."""
     return meant(key, names) or (f" ({', '.join(names)})" if len(names) <= MOST_LISTED else "")
 
 
 def _among(value: Any, choices: Any) -> str:
-    """List the choices of a Literal, after a suggestion if a choice is close to the value."""
+    """Return a text with the choices of a Literal; if one is similar to the value, a suggestion comes first."""
     names = [str(choice) for choice in get_args(choices)]
     return f"{meant(str(value), names)} ({', '.join(names)})"
 
 
 def _wanted(what: str, at: _Place) -> str:
-    """Say in words what a value should be."""
+    """Return a text that says what values are allowed at a place."""
     if what == "finite_number":
         return "a finite number"
     if what.startswith(("greater_than", "less_than")):
@@ -396,7 +397,7 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 
 def _words(kind: Any, key: str = "") -> str:
-    """Describe a type in words. With a `key`, a table is described with the head that it has in a file."""
+    """Describe a type in words. With `key`, a table is described with its header in a file."""
     if set(members := _members(bare := _bare(kind))) == {int, float}:
         return WORDS[float][0]
     if members:

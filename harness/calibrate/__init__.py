@@ -1,1 +1,1 @@
-"""Calibration: rows of what was measured, from several sources, and the tables that are fitted to them."""
+"""Calibration: measurements from several sources, and the cost tables that are fitted to them."""

@@ -1,10 +1,11 @@
-"""Source: rows of `make gpu`, of which a card's table is made: `bench calibrate results/h200`.
+"""Fit a card's cost table to measurements of `make gpu`: `bench calibrate results/h200`.
 
-Each quantity starts from the committed one of its GPU kind. A few of its numbers are scaled to the measured rows, and
-the rest of the error goes into its factors (`grid.rescaled`). Its errors are those on these rows, apart for held-out
-ones: the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs. A probe that did not run leaves its
-quantity out, and then the committed one holds. Copy rates belong to a kind's specification, which a table does not
-replace: they are printed, not written.
+The fit of a quantity starts from the committed quantity of the card's GPU kind. A few of its numbers are scaled to the
+measured rows first. Its correction factors then take up the remaining error (`grid.rescaled`). The table has the errors
+on the fitted rows, and separately those on the held-out rows. Held out are the GEMMs and prefill attention of the 3B
+model, decode attention at batches of 16, small kernels at 256 tokens, and partitions of about 48 SMs. If the rows of a
+quantity are too few, the table lacks it, and the committed quantity applies. Measured copy rates are printed but not
+written, because they belong to a GPU kind's specification, which a table does not replace.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ SHAPES = {
 def table(folder: Path, kind: str | None = None) -> Table:
     """Fit a cost table to a folder of results of `make gpu`.
 
-    `kind` is the GPU kind, for a card whose name does not begin with it. Raises UserError where nothing was measured
-    there, or the GPU kind has no committed table to start from.
+    `kind` is the GPU kind; it is needed if the card's name does not begin with it. Raises UserError if the folder has
+    too few measurements, or if the GPU kind has no committed table to start from.
     """
     rows = list({row.key: row for row in read(folder / RAW)}.values())  # the last of equal measurements
     if not rows:
@@ -55,7 +56,7 @@ def table(folder: Path, kind: str | None = None) -> Table:
     def add(
         op: str, some: Rows, names: Sequence[str], predicted: Callable[[Quantity, Rows], F8], at: Sequence[str]
     ) -> None:
-        """Refit one quantity, or note that the committed one stays because it has too few rows.
+        """Refit one quantity to the rows `some`, or note that it has too few rows and the committed quantity applies.
 
         `at` names the features along the axes of its correction factors.
         """
@@ -103,7 +104,7 @@ def table(folder: Path, kind: str | None = None) -> Table:
 def whole_rows(rows: Sequence[Measurement], spec: quantities.GpuSpec, what: str) -> Rows:
     """Return the samples of one kernel on all SMs: `gemm`, `attention` (decode) or `prefill_attention`.
 
-    Of `attention`, batches of 16 are held out; of the other kernels, the samples of the 3B.
+    For `attention`, batches of 16 are held out. For the other kernels, the samples of the 3B model are held out.
     """
     some = [row for row in _plain(rows, what) if row.facts["sms"] >= spec.sms]
     x, y = _features(what, some), seconds(some)
@@ -118,7 +119,7 @@ def whole_rows(rows: Sequence[Measurement], spec: quantities.GpuSpec, what: str)
 def small_rows(rows: Sequence[Measurement]) -> Rows:
     """Return the samples of a layer's kernels that are neither GEMM nor attention; those of 256 tokens are held out.
 
-    `of` is the index of the model in SHAPES.
+    The column `of` has the index of each sample's model in SHAPES.
     """
     some = [row for row in of(rows, "small") if row.at["of"] in SHAPES]
     m, model = columns(some, "m")["m"], np.array([list(SHAPES).index(row.at["of"]) for row in some], np.int64)
@@ -128,7 +129,7 @@ def small_rows(rows: Sequence[Measurement]) -> Rows:
 def share_rows(
     rows: Sequence[Measurement], q: Quantity, spec: quantities.GpuSpec
 ) -> tuple[Rows, Callable[[Quantity], F8]]:
-    """Return the speeds of kernels on partitions, as shares of those on all SMs, and a function that predicts them.
+    """Return the speeds of kernels on partitions relative to all SMs, and a function that predicts these speeds.
 
     The function takes the numbers of the quantity `share`. Partitions of about 48 SMs are held out.
     """
@@ -202,7 +203,7 @@ def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
 
 
 def _copies(rows: Sequence[Measurement], spec: quantities.GpuSpec) -> list[str]:
-    """List measured copy rates beside those of the kind's specification."""
+    """List the measured copy rates, each with the rate in the specification of the GPU kind."""
     return [
         f"{what}: {row.facts['bytes'] / row.seconds / 1e9:.1f} GB/s measured, {known / 1e9:.1f} in the table of"
         f" {spec.kind}"
@@ -222,7 +223,7 @@ def _host(folder: Path) -> dict[str, Any]:
 
 
 def _kind(short: str) -> str:
-    """Return the kind that a card's name begins with: h100 for h100-80gb-hbm3. Raises UserError if none does."""
+    """Return the GPU kind with which a card's name begins: h100 for h100-80gb-hbm3. Raises UserError without one."""
     words = short.split("-")
     for n in range(len(words), 0, -1):
         name = "-".join(words[:n])

@@ -1,8 +1,8 @@
 """Fit GEMMs and routed experts by number format: quantities `gemm_FORMAT` and `experts_FORMAT` of a cost table.
 
-GEMMs are torch's and CUTLASS's of vLLM, on A100 the weight-only ones of TensorRT-LLM; experts are fused MoE. Of these,
-two shapes a format are left out of the fit (`held`), and all rows of expert parallelism (`parallel_parts`); their
-errors stand beside the fit's.
+The measured GEMMs are those of torch and of vLLM's CUTLASS kernels; on A100 they are TensorRT-LLM's weight-only GEMMs.
+The measured experts are fused MoE kernels. The fit of experts leaves out two shapes of each format (`held`) and all
+rows of expert parallelism (`parallel_parts`). The errors on these rows are stored with the errors of the fit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OF_KIND = {("b200", "mxfp4"): Form("w4a8_mxfp4_mxfp8", 0.53125, 1 + 1 / 32, 2)}
 
 
 class Instead(NamedTuple):
-    """The quantity `of` that prices another quantity, whose own rows measure kernels that no server would run."""
+    """A substitute for a quantity that was measured only on kernels that no server would run; `of` names it."""
 
     of: str
     slower: float  # factor by which arithmetic takes longer
@@ -73,10 +73,10 @@ AXES = (
 
 
 def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
-    """Fit the GEMMs of a number format on the tiles that were fitted in 16 bits.
+    """Fit the GEMMs of a number format, on the tile sizes that were fitted in 16 bits.
 
     The launch, the seconds of a wave of tiles, the share of HBM bandwidth and one factor on the tiles' rates are fitted
-    first, then correction factors over (m, n, k).
+    first. Correction factors over (m, n, k) are fitted after them.
     """
     form, spec, few = GEMMS[name], quantities.gpu(kind), rows.few(FEW)
 
@@ -98,7 +98,7 @@ def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
 
 
 def experts_s(q: Quantity, kind: str, form: Form, x: Mapping[str, Any]) -> F8:
-    """Return the predicted seconds of measured calls of a format's experts.
+    """Return the predicted seconds of each measured call of a format's experts.
 
     Calls of equal shapes are predicted together.
     """
@@ -119,7 +119,7 @@ def experts_s(q: Quantity, kind: str, form: Form, x: Mapping[str, Any]) -> F8:
 
 
 def parallel_errors(q: Quantity, kind: str, form: Form) -> dict[str, dict[str, float | int]]:
-    """Return the errors on rows of expert parallelism, by degree and by length of the step.
+    """Return the errors on measurements with expert parallelism, by degree, for short and for long steps.
 
     `bias` is the median of the signed relative errors.
     """
@@ -145,8 +145,8 @@ def parallel_errors(q: Quantity, kind: str, form: Form) -> dict[str, dict[str, f
 def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
     """Fit the fused experts of a number format.
 
-    The launch, the seconds of an expert, the shares of peak bandwidth and arithmetic and the moved rows are fitted
-    first, then correction factors over tokens, experts and the bytes of an expert.
+    The launch, the seconds of an expert, the shares of peak bandwidth and arithmetic, and the moved rows are fitted
+    first. Correction factors over tokens, experts and the bytes of an expert are fitted after them.
     """
     form = OF_KIND.get((kind, name), EXPERTS[name])
     few = rows.few(FEW)
@@ -179,7 +179,7 @@ def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
 def fit(kind: str, plain: Quantity) -> Quantity:
     """Fit GEMMs and experts of each number format that has enough measured rows on a GPU kind.
 
-    Return them by name: `gemm_FORMAT`, `experts_FORMAT`. `plain` is the fitted quantity of 16-bit GEMMs.
+    Return the quantities by name: `gemm_FORMAT`, `experts_FORMAT`. `plain` is the fitted quantity of 16-bit GEMMs.
     """
     out: Quantity = {}
     for name, form in GEMMS.items():
@@ -192,7 +192,7 @@ def fit(kind: str, plain: Quantity) -> Quantity:
 
 
 def priced_as(replaced: Quantity, other: Quantity, instead: Instead) -> Quantity:
-    """Return the quantity `other`, to be used in place of `replaced`, without the errors of its fit.
+    """Return the quantity that prices `replaced`: a copy of `other`, without the errors of its fit.
 
     Its tiles are made `instead.slower` times as slow.
     """

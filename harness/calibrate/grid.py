@@ -1,8 +1,8 @@
-"""The fit of a kernel: few parameters of its mechanism, then factors on a grid, which take up what that misses.
+"""Fit a kernel: first a few parameters of its mechanism, then correction factors on a grid.
 
-The parameters have the least robust error of ln(seconds); the factors are found by ridge regression, so that far from
-any row they stay as they were. Every error that is stored is that of the rounded numbers, computed by the functions
-that the simulator uses.
+The parameters minimise a robust error of ln(seconds). The factors take up the remaining error. They are fitted by ridge
+regression, so that factors far from any measured row keep their values. The stored errors are those of the rounded
+numbers, computed by the functions that the simulator uses.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def minimise(
     steps: Sequence[float] = (1e-4,),
     most: int = 80,
 ) -> F8:
-    """Return the positive parameters that predict the seconds `y` with the least robust error of ln(seconds / y).
+    """Return the positive parameters whose predictions have the least robust error of ln(seconds / y).
 
-    The best result of several starts is returned. `steps` are step sizes of the numerical derivative, which are tried
-    one after the other, each with at most `most` evaluations.
+    Several starts are tried, and the best result is returned. `steps` are step sizes of the numerical derivative. They
+    are tried one after the other, each with at most `most` evaluations.
     """
 
     def residuals(x: F8) -> F8:
@@ -78,7 +78,7 @@ def factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) ->
 
 
 def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
-    """Return the rows of multilinear weights over the grid of `axes`, as `kernels` interpolates."""
+    """Return the interpolation weights of each row over the grid points: multilinear, as `kernels` interpolates."""
     parts = []
     for x, axis in zip(at, axes, strict=True):
         u = np.interp(np.log2(np.maximum(x, 1)), np.log2(axis), np.arange(len(axis)))
@@ -94,7 +94,7 @@ def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
 
 
 def finish(q: Quantity, axes: Sequence[Axis], rows: Rows, seconds: Callable[[Quantity], F8]) -> Quantity:
-    """Return a fitted quantity with rounded parameters, correction factors for what they miss, and its errors."""
+    """Return a fitted quantity: rounded parameters, correction factors for the remaining error, and its errors."""
     q, fit, knots = rounded(q), ~rows.out, [list(k) for _, k, _ in axes]
     missed = np.log(rows.seconds / seconds(q))[fit]
     grid = factors(knots, [x[fit] for _, _, x in axes], missed)
@@ -107,8 +107,8 @@ def rescaled(
 ) -> Quantity:
     """Return a quantity scaled to the fitted rows, with its errors.
 
-    Its parameters `names` are scaled first, then its correction factors. `axes` are the values of the fitted rows along
-    the axes of these factors.
+    The parameters in `names` are scaled first, then the correction factors. `axes` are the values of the fitted rows
+    along the axes of these factors.
     """
     few = rows.fitted
     x = minimise(
@@ -126,7 +126,7 @@ def rescaled(
 
 
 def _times(q: Quantity, names: Sequence[str], x: F8) -> Quantity:
-    """Multiply some numbers of a quantity by x; fractions of a peak stay below it."""
+    """Multiply the numbers `names` of a quantity by x; fractions of a peak stay below the peak."""
     out = dict(q)
     for name, by in zip(names, x, strict=True):
         if name == "tiles":
@@ -147,7 +147,7 @@ def errors(predicted: F8, rows: Rows) -> Quantity:
 
 
 def rounded(q: Any) -> Any:
-    """Round every number of a quantity to the digits that tables have."""
+    """Round every number of a quantity to the significant digits of cost tables."""
     if isinstance(q, float | np.floating):
         return sig(float(q))
     if isinstance(q, dict):

@@ -1,4 +1,4 @@
-"""Fit what an engine adds to its kernels: constants of a host profile, on whole runs that the simulator replays."""
+"""Fit the time that an engine adds to its kernels: constants of a host profile, on whole runs in the simulator."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def fit(
     most: int,
     robust: float | None = None,
 ) -> HostProfile:
-    """Fit the constants of a host profile that `start` names, so that `log_error` has the least squares.
+    """Fit the constants of a host profile that `start` names, by least squares of `log_error`.
 
-    Return the profile. The search begins at `start`, and makes at most `most` evaluations. `step` is the relative step
-    of the numerical derivative. It must be wide, because requests end at whole steps of the engine. Rows with an error
-    above `robust`, if given, count less.
+    Return the fitted profile. The search begins at `start`, and makes at most `most` evaluations. `step` is the
+    relative step of the numerical derivative. It must be wide, because requests end at whole steps of the engine. Rows
+    with an error above `robust`, if given, count less.
     """
     names, scale = list(start), np.array(list(start.values()))
 
@@ -48,7 +48,7 @@ def fit(
 
 
 def rounded(host: HostProfile, names: Sequence[str] | None = None) -> HostProfile:
-    """Round constants of a host profile to three digits: those in `names`, or else all that are floats."""
+    """Round constants of a host profile to three digits: those in `names` or, without `names`, all floats."""
     chosen = [k for k, v in host._asdict().items() if isinstance(v, float)] if names is None else names
     numbers: dict[str, Any] = {name: float(f"{getattr(host, name):.3g}") for name in chosen}
     return host._replace(**numbers)

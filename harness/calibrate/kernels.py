@@ -1,8 +1,8 @@
-"""Fit the cost tables of GPU kinds on public profiles (`profiles.py`): `bench calibrate profiles` rewrites `tables/`.
+"""Fit the cost tables of GPU kinds to public profiles (`profiles.py`): `bench calibrate profiles` rewrites `tables/`.
 
-(a) kernels per GPU and op, on a grid (`grid.py`), other number formats among them (`formats.py`); (b) engine overhead
-c0 + c1 B + s x kernels on Aegaeon's whole steps; (c) SM shares on MuxServe's table. Deterministic: the same profiles
-give the same bytes.
+(a) Kernels are fitted by GPU and op, on a grid (`grid.py`), and by number format (`formats.py`). (b) Engine overhead c0
++ c1 B + s x kernels is fitted to Aegaeon's measurements of whole steps. (c) SM shares are fitted to MuxServe's table.
+The fits are deterministic: the same profiles give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
 
 
 def fit_gemm(kind: str, rows: Rows) -> Quantity:
-    """Fit tile rates, fill times, bandwidth and launch of a kind's GEMMs, and their factors over (m, n, k)."""
+    """Fit a kind's GEMMs: tile rates, fill times, bandwidth and launch, then correction factors over (m, n, k)."""
     spec, few = quantities.gpu(kind), rows.few(3000)
 
     def quantity(x: F8) -> Quantity:  # no tile is faster than a larger one
@@ -57,7 +57,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_decode(kind: str, rows: Rows) -> Quantity:
-    """Fit decode attention of a layer, separately for grouped heads and for one query head per KV head."""
+    """Fit decode attention of a layer: one fit for grouped-query attention, one for one query head per KV head."""
     mha = rows.at["heads"] == rows.at["kv"]
     q = {"gqa": _fit_decode(kind, rows.pick(~mha)), "mha": _fit_decode(kind, rows.pick(mha))}
     return {
@@ -91,7 +91,7 @@ def _fit_decode(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_prefill(kind: str, rows: Rows) -> Quantity:
-    """Fit causal attention of a layer: its floor, tile and rate parts, then correction factors.
+    """Fit causal attention of a layer: its floor, tile time and rates, then correction factors.
 
     The axes of these factors are tokens, n x heads, and query heads per KV head.
     """
@@ -126,7 +126,7 @@ def fit_all_reduce(kind: str) -> Quantity:
 
 
 def _by_size(d: pd.DataFrame) -> Quantity:
-    """Fit seconds at every other message size; the sizes between, and the largest, are held out."""
+    """Fit seconds at every other message size; the sizes in between, and the largest, are held out."""
     t = d.pivot_table(index="message_size", columns="num_gpus", values="latency") * 1e-3
     sizes = t.index.to_numpy(np.float64)
     knot = (np.arange(len(sizes)) % 2 == 1) & (sizes < sizes.max())
@@ -150,9 +150,9 @@ WIRES = {
 
 
 def fit_exchanges(kind: str) -> dict[str, Quantity]:
-    """Fit the collectives of data-parallel attention, measured by NCCL; sizes count the elements of all ranks.
+    """Fit NCCL's collectives for data-parallel attention; sizes count the elements of all ranks.
 
-    B200's collectives were not measured. They are those of H200, whose time beyond the shortest call is scaled by the
+    B200's collectives were not measured. B200 gets those of H200, whose time beyond the shortest call is scaled by the
     ratio of NVLink rates.
     """
     like = "h200" if kind == "b200" else kind
@@ -173,10 +173,10 @@ def fit_exchanges(kind: str) -> dict[str, Quantity]:
 
 
 def small(kind: str) -> Quantity:
-    """Estimate the small kernels of a layer, which have no measurements per GPU, from a launch floor and their bytes.
+    """Estimate the small kernels of a layer from a launch floor and their bytes, as no GPU's were measured one by one.
 
-    For a GPU kind without a known floor, it is read off a straight line over 1 / bandwidth, which passes through the
-    floors of A100 and H100.
+    The floors of A100, H100 and H800 are known. The floor of another GPU kind is read off a straight line over 1 /
+    bandwidth, which passes through the floors of A100 and H100.
     """
     known = {"a100-80g": 25e-6, "h100": 20e-6, "h800": 20e-6}
     ends = [(1 / quantities.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
@@ -199,7 +199,7 @@ PRIOR_ROWS = 30  # the prior "scale = 1" weighs as many rows; 134 are measured
 
 
 def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
-    """Return the seconds of the rows of `whole_steps` by cost tables."""
+    """Return the seconds that cost tables predict for the rows of `whole_steps`."""
     rows = {model: profile.row(t, i) for model, i in row_of.items()}
 
     def seconds(model: str, phase: str, prompt: int, batch: int) -> float:
@@ -211,7 +211,7 @@ def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
 
 
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
-    """Fit the host seconds of eager vLLM, per step and per sequence, and its two kernel scales, on one model.
+    """Fit the overhead of eager vLLM to one model: host seconds per step and per sequence, and two scales on kernels.
 
     The fit is by reweighted relative least squares. Return the fitted quantity, and all measured steps with their
     predicted seconds.
@@ -302,7 +302,7 @@ def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 
 def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """Return all files of `tables/` by stem: the committed tables, with every fitted quantity fitted again."""
+    """Return all files of `tables/` by stem: the committed tables, in which every fitted quantity is fitted again."""
     files: dict[str, dict[str, Any]] = {
         p.stem: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(quantities.TABLES.glob("*.toml"))
     }
@@ -369,7 +369,7 @@ def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
 
 
 def on_trust(like: str) -> str:
-    """Return the source of a quantity whose coefficients a GPU kind takes from the kind `like`."""
+    """Return the text that names the source of a quantity whose coefficients are taken from the GPU kind `like`."""
     return f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
 
 
@@ -393,7 +393,7 @@ PUBLISHED = (
 def anchors() -> Iterator[tuple[str, float, float]]:
     """Yield (condition, slowdown by our tables, published slowdown) of steps on part of the SMs.
 
-    The published slowdowns check the tables, because no table was fitted on them.
+    No table was fitted to the published slowdowns, so they check the tables.
     """
     shape = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
     for kind, of, whose, sms, decode, prefill in PUBLISHED:

@@ -1,8 +1,8 @@
-"""Source: public profiles of `PROFILES_DIR`, as rows. Kernels of AIConfigurator, steps of Aegaeon, shares of MuxServe.
+"""Read the public profiles in `PROFILES_DIR`: kernels of AIConfigurator, steps of Aegaeon, SM shares of MuxServe.
 
-Every row is clamped to physics: it may not beat 95 % of the card's peak bandwidth or arithmetic. On L40S, whose 96 MB
-cache holds what a benchmark repeats, rows whose bytes fit it are dropped unless HBM would take under a tenth of their
-time anyway: the layers of a model do not share that cache.
+No measurement may beat physics: times are raised to those at 95 % of the card's peak bandwidth or arithmetic. On L40S,
+a benchmark that repeats a kernel finds its data in the cache of 96 MB; the layers of a model do not. So rows of L40S
+whose bytes fit the cache are dropped, unless HBM would take under a tenth of their time.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def folder() -> Path:
 
 
 def source_of(kind: str, op: str) -> str:
-    """Return the source of a quantity that is fitted on a profile in 16 bits."""
+    """Return the text that names the source of a quantity fitted to a profile in 16 bits."""
     return (AIC if FOLDERS[kind].startswith(f"{OLD}/") else AIC_NEW).format(op, "vLLM", VERSION[kind])
 
 
 def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> tuple[F8, Mask]:
-    """Return measured seconds, raised to those at 95 % of the GPU's peak where they are less, and a mask of rows.
+    """Return measured seconds, raised at least to those at 95 % of the GPU's peak, and a mask of the rows to keep.
 
-    The mask selects the rows to keep. The module's text gives the reasons.
+    The module's text gives the reasons. `flops_x` is the peak arithmetic as a multiple of bf16's.
     """
     spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * flops_x * spec.flops)))
@@ -67,7 +67,7 @@ def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> t
 
 
 class Form(NamedTuple):
-    """A number format as the profiles name it, with its bytes, and its peak arithmetic as a multiple of bf16's."""
+    """A number format: its name in the profiles, its bytes, and its peak arithmetic as a multiple of bf16's."""
 
     name: str
     weight_bytes: float = 2
@@ -79,7 +79,7 @@ BF16 = Form("bfloat16")
 
 
 def gemm(kind: str, form: Form = BF16) -> Rows:
-    """Return GEMMs of a layer's size (n and k >= 512); none where the format was not measured."""
+    """Return the measured GEMMs of a layer's size (n and k >= 512); no rows if the format was not measured."""
     if form == BF16:
         d = pd.read_parquet(folder() / FOLDERS[kind] / "gemm_perf.parquet")
     else:
@@ -93,7 +93,7 @@ def gemm(kind: str, form: Form = BF16) -> Rows:
 
 
 def newest(kind: str, stem: str) -> pd.DataFrame:
-    """Read a table of a GPU kind's profile of 2026; an empty one where there is none."""
+    """Read a table of a GPU kind's profile of 2026; return an empty table if it does not exist."""
     path = folder() / NEW / FOLDERS[kind].rpartition("/")[2] / f"{stem}.parquet"
     return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
 
@@ -115,7 +115,7 @@ def _attention(kind: str, op: str) -> pd.DataFrame:
 
 
 def decode(kind: str) -> Rows:
-    """Return decode attention of one layer, up to 256 sequences."""
+    """Return the measurements of decode attention of one layer, up to 256 sequences."""
     d = _attention(kind, "generation")
     d = d[d.batch_size <= MOST_SEQS]
     names = ("batch_size", "num_heads", "num_key_value_heads", "head_dim", "step")
@@ -127,7 +127,7 @@ def decode(kind: str) -> Rows:
 
 
 def prefill(kind: str) -> Rows:
-    """Return causal attention of one layer, in steps of up to 65,536 tokens."""
+    """Return the measurements of causal attention of one layer, in steps of up to 65,536 tokens."""
     d = _attention(kind, "context")
     d = d[(d.batch_size * d.isl <= LONGEST) & (d.isl > 1)]
     names = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
@@ -147,13 +147,16 @@ def _held_out(heads: F8, kv: F8, name: str, size: F8) -> dict[str, Mask]:
 
 
 def all_reduce(kind: str) -> pd.DataFrame:
-    """Return all-reduces in CUDA graphs, by GPUs and elements."""
+    """Return the measurements of all-reduces in CUDA graphs, by number of GPUs and of elements."""
     d = pd.read_parquet(folder() / FOLDERS[kind] / "custom_allreduce_perf.parquet")
     return d[d.backend == "vllm_graph"].sort_values(["num_gpus", "message_size"])
 
 
 def exchanges(kind: str) -> tuple[pd.DataFrame, str]:
-    """Return NCCL's collectives in 16 bits, by number of GPUs and elements of all GPUs, and their source."""
+    """Return the measurements of NCCL's collectives in 16 bits, and their source.
+
+    They are by number of GPUs, and by number of elements on all GPUs together.
+    """
     new = kind == "rtx-pro-6000"
     path = folder() / (NEW if new else OLD) / FOLDERS[kind].rpartition("/")[2] / "nccl_perf.parquet"
     d = pd.read_parquet(path)
@@ -169,7 +172,7 @@ HELD = ((2880, 2880, 4, 32), (4096, 1536, 8, 128), (6144, 2560, 8, 160), (4096, 
 
 
 def mixture(kind: str, form: Form, degrees: Sequence[int] = (1,)) -> Rows:
-    """Return a format's fused experts at degrees of expert parallelism; none where it was not measured."""
+    """Return a format's fused experts at degrees of expert parallelism; no rows if the format was not measured."""
     d = newest(kind, "moe_perf")
     d = d[(d.moe_dtype == form.name) & d.kernel_source.str.contains(KERNEL.get(form.name, ""))] if len(d) else d
     if not len(d):

@@ -1,7 +1,8 @@
-"""Fit the constants of the law of turns (`probe/law.py`) to duels of `make gpu`: a card's table has them as `co_run`.
+"""Fit the constants of the law of rounds (`probe/law.py`) to duels of `make gpu`: the table `co_run` of a card.
 
-Layers in a turn and fills come from pairs on all SMs, what partitions do to each other from pairs on disjoint ones.
-The error is that of pairs that were left out of the fit, each in turn.
+A duel is a pair of lanes that were measured side by side. Pairs on all SMs determine the layers in a turn and the
+shares of time that kernels fill. Pairs on disjoint partitions determine how partitions slow each other. The error is
+that of each pair by a fit without that pair.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WORKS = {act.work: name for name, act in report.ACTS.items()}  # the probe `inte
 
 
 def duels(folder: Path) -> list[Duel]:
-    """Return every cell of several lanes that a folder of `make gpu` has."""
+    """Return every measurement of several lanes in a folder of `make gpu`."""
     return report.duelled(report.read(folder))
 
 
@@ -96,13 +97,13 @@ def lanes(duel: Duel, hbm: float) -> list[law.Lane]:
 
 
 def _plain(duel: Duel) -> bool:
-    """Tell whether a duel is of two streams, without gaps or priorities, and of steps whose kind is known."""
+    """Tell whether a duel has two streams without gaps or priorities, and steps that are clearly prefill or decode."""
     known = all(work.act == "decode" or (work.act == "prefill" and work.size >= PROMPTS) for work in duel.works)
     return known and len(duel.works) == 2 and not duel.way and not any(w.gap_ms or w.priority for w in duel.works)
 
 
 def _without(duel: Duel, every: Sequence[Duel]) -> list[Duel]:
-    """Leave out a pair, in both its orders."""
+    """Return the duels in `every` other than those of the same pair, in either order."""
     pair = sorted(work._replace(part="").text for work in duel.works)
     return [other for other in every if sorted(work._replace(part="").text for work in other.works) != pair]
 

@@ -1,7 +1,7 @@
-"""The rows of which every table is made: a quantity, at what, seconds, of how many measurements, and their source.
+"""The measurements to which every table is fitted.
 
-`Measurement` is a line of a journal (raw.jsonl), as probes, servers and the torch engine leave it. `Rows` are columns
-of one quantity: those of the public profiles have 20,000 of a GPU.
+A `Measurement` is a line of a journal (raw.jsonl), which probes, servers and the torch engine write. `Rows` holds one
+quantity as columns, because the public profiles have 20,000 rows for a GPU.
 """
 
 from __future__ import annotations
@@ -41,26 +41,29 @@ class Measurement(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The measurement in a line."""
+        """The measurement in words, on one line."""
         return f"{self.quantity} " + ", ".join(f"{name} {value}" for name, value in self.at.items() if value)
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key that equal measurements of several sources share."""
+        """The key that identifies a measurement, the same in all sources."""
         return self.quantity, json.dumps(dict(self.at), sort_keys=True)
 
 
 def measured(
     quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any
 ) -> Measurement:
-    """Return a row with the median of repeated measurements, which are all kept in its facts as `all`."""
+    """Return a row with the median of repeated measurements; its facts have each of them, as `all`."""
     return Measurement(
         quantity, dict(at), float(median(seconds)), len(seconds), source, {"all": list(seconds), **facts}
     )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a journal; a last one may have been cut off. UserError for rows of an older form."""
+    """Return the complete lines of a journal; a last line that was cut off is left out.
+
+    Raises UserError for rows of an older form.
+    """
     try:
         return list(conduct.lines(path))
     except conduct.OldRows as error:
@@ -70,7 +73,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def append(path: Path, *made: Mapping[str, Any]) -> None:
     """Append lines to a journal and sync them to the disk.
 
-    They begin on a new line if a kill has cut off the last one.
+    If the file ends in a line that was cut off, they begin on a new line.
     """
     with conduct.opened(path) as file:
         for line in made:
@@ -78,7 +81,7 @@ def append(path: Path, *made: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Read the rows of a journal that were measured in seconds. Raises UserError for rows of an older form."""
+    """Read the rows of a journal that have seconds. Raises UserError for rows of an older form."""
     known = list[Measurement]()
     for line in lines(path):
         if "quantity" in line and "seconds" in line:
@@ -88,14 +91,14 @@ def read(path: Path) -> list[Measurement]:
 
 
 class Journal:
-    """A file of rows, which is read at the start and to which new measurements are appended."""
+    """A file of measurements, which is read at the start and to which new measurements are appended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.rows = path, read(path)
 
     def add(self, *rows: Measurement) -> None:
-        """Keep rows."""
+        """Append rows to the file, and keep them in memory."""
         append(self.path, *(row._asdict() for row in rows))
         self.rows += rows
 
@@ -106,7 +109,7 @@ def of(rows: Iterable[Measurement], quantity: str, **at: Any) -> Iterator[Measur
 
 
 def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
-    """Say how many rows were measured while other processes took more than `most` cores, if any."""
+    """Yield a warning with the number of rows during which other processes took more than `most` cores, if any."""
     cores = [row.facts["other_cores"] for row in rows if row.facts["other_cores"] > most]
     if cores:
         yield (
@@ -116,7 +119,7 @@ def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
 
 
 class Rows(NamedTuple):
-    """Rows of one quantity as columns, and masks of those that a fit leaves out, by reason."""
+    """Rows of one quantity as columns, with masks of the rows that a fit leaves out, one mask for each reason."""
 
     at: Mapping[str, Any]  # arrays by name
     seconds: F8
@@ -144,7 +147,7 @@ class Rows(NamedTuple):
 
 
 def columns(rows: Sequence[Measurement], *names: str) -> dict[str, F8]:
-    """Return the conditions `names` of rows as columns."""
+    """Return the conditions `names` of measurements as columns, by name."""
     return {name: np.array([row.at[name] for row in rows], np.float64) for name in names}
 
 

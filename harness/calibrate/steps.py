@@ -5,10 +5,11 @@
     beside   either of them while `servers` in all do the same, at servers, seqs (`alone_s`)
     start    seconds until a server answers; wake: until one that slept has its memory again, at shape, way
 
-A step's seconds are linear in numbers that are not negative: those of a step of one token, those of each further token
-by segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. A TTFT
-is `api_in_s` plus a step, a decode measurement is a step alone. The fit minimizes squared relative errors. Held-out
-rows are in no fit, and have errors of their own.
+A step's seconds are a sum of terms with coefficients that are not negative. There is a coefficient for the first token
+of a step, and one for each further token by segment of KNOTS. Others are for each sequence, each token of context, and
+each unit of attention area. A measured TTFT is the seconds of a step and `api_in_s`, which is common to all models; a
+measured decode is a step alone. The fit minimizes squared relative errors. Held-out rows are in no fit, and have
+separate errors.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def work(row: Measurement) -> Work:
 
 
 class Fitted(NamedTuple):
-    """A fit: the sections of its table, and each measured step with its predicted seconds."""
+    """The result of a fit: the sections of a cost table, and each measured step with its predicted seconds."""
 
     host: dict[str, Any]
     steps: dict[str, dict[str, Any]]
@@ -71,13 +72,13 @@ class Fitted(NamedTuple):
 def knots(most: int) -> list[int]:
     """Return the token counts that bound the linear segments of a step's cost: KNOTS below `most`, then `most`.
 
-    `most` is the tokens of the largest measured step.
+    `most` is the number of tokens of the largest measured step.
     """
     return [*(k for k in KNOTS if k < most), most]
 
 
 def fit(rows: Sequence[Measurement], source: str) -> Fitted:
-    """Fit the host and the steps of each model. Raises UserError where too few steps tell the numbers apart."""
+    """Fit the host and the steps of each model. Raises UserError if the measured steps do not determine all numbers."""
     every = [row for row in rows if row.quantity in PHASES]
     models = list(dict.fromkeys(row.at["shape"] for row in every))
     grids = {model: knots(max(work(row).tokens for row in every if row.at["shape"] == model)) for model in models}
@@ -134,7 +135,7 @@ def ramps(m: int, grid: Sequence[int]) -> F8:
 
 
 def errors(points: Sequence[tuple[Measurement, float]]) -> dict[str, Any]:
-    """Return the errors of the fitted and of the held-out rows, and of each kind of step in both."""
+    """Return the errors of the fitted rows and of the held-out rows, for all steps and for each kind of step."""
     by_group = dict[str, Any]()
     for what in ("", "prefill ", "decode "):
         for group in ("fit", "held"):
@@ -160,10 +161,10 @@ def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]
 
 
 def _co_run(rows: Sequence[Measurement], source: str) -> dict[str, Any]:
-    """Fit the slowdown of servers side by side with one number, which is one of SHARES or one of FACTORS.
+    """Fit one number to the slowdown of servers side by side: a share from SHARES or a factor from FACTORS.
 
-    It is the one with the least squared relative error. A share, at most 1, is the share of the machine that a step
-    asks for. A factor is fitted at a share of 1, for servers that disturb each other more than that.
+    The number with the least squared relative error is taken. A share, at most 1, is the part of the machine that a
+    step asks for. A factor is fitted at a share of 1, for servers that slow each other more than that share explains.
     """
     y = np.array([row.seconds / row.facts["alone_s"] for row in rows])
     k = np.array([float(row.at["servers"]) for row in rows])
@@ -176,7 +177,7 @@ def _co_run(rows: Sequence[Measurement], source: str) -> dict[str, Any]:
 
 
 def slowdown(servers: F8, share: float, factor: float) -> F8:
-    """Return the factor by which steps take longer with `servers` side by side."""
+    """Return the factor by which steps take longer when `servers` servers run side by side."""
     return np.asarray(1.0 + factor * (np.maximum(1.0, servers * share) - 1.0), np.float64)
 
 
@@ -187,7 +188,7 @@ def specification(kind: str) -> dict[str, tuple[float, str]]:
 
 
 class About(NamedTuple):
-    """Facts of a table's machine beside the measurements."""
+    """Facts about the machine of a cost table that do not come from measured steps."""
 
     kind: str
     name: str
@@ -199,7 +200,7 @@ class About(NamedTuple):
 
 
 def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fitted]:
-    """Fit the table that rows give, and return it with the fit behind it."""
+    """Fit a cost table to rows, and return it with the result of the fit."""
     fitted = fit(rows, about.source)
     file = {
         "kind": about.kind,
@@ -215,7 +216,7 @@ def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fi
 
 
 def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any]]:
-    """Return a rung for each way to load: the seconds of a start or a wake, less those of copying the weights.
+    """Return the rung of each way to load weights: the seconds of a start or a wake, less those of copying the weights.
 
     A run adds the seconds of that copy.
     """
@@ -234,7 +235,7 @@ def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any
 
 
 def notes(file: Mapping[str, Any]) -> list[str]:
-    """List the fitted numbers of steps and of their interference, with their errors."""
+    """List the fitted numbers of steps and of their slowdown side by side, with their errors."""
     host, co_run = file["host"], file["co_run"]
     texts = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
     for model, q in file["steps"].items():
@@ -249,7 +250,7 @@ def notes(file: Mapping[str, Any]) -> list[str]:
 
 
 def points(fitted: Fitted) -> pd.DataFrame:
-    """Return a table of measured beside fitted seconds."""
+    """Return a table with the measured and the fitted seconds of each step."""
     import pandas as pd
 
     columns = ["model", "what", "seqs", "prompt", "ctx_tokens", "held", "measured_s", "fitted_s"]

@@ -1,4 +1,4 @@
-"""The outcome of a calibration: a table in TOML, notes on it, and its errors."""
+"""The result of a calibration: a table in TOML, notes on it, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = 24  # the most numbers that stand in one row
 
 
 class Table(NamedTuple):
-    """A cost table, and a function that returns notes on it, given the path to which it was written."""
+    """A cost table, and a function that takes the path to which the table was written and returns notes on it."""
 
     name: str  # is the name of its file: h200-measured
     file: Mapping[str, Any]
@@ -33,7 +33,7 @@ def error(predicted: F8, measured: F8) -> dict[str, float | int]:
 
 
 def check(path: Path, file: Mapping[str, Any]) -> None:
-    """Check a written table by reading it as a user's table. Raises UserError that names the key of a mistake."""
+    """Check a written table by reading it as a user's table. Raises UserError that names a wrong key."""
     quantities.forget()
     if "steps" in file:
         quantities.machine(str(path))
@@ -44,7 +44,8 @@ def check(path: Path, file: Mapping[str, Any]) -> None:
 def dumps(file: Mapping[str, Any]) -> str:
     """Return a cost table as TOML text: a section for each nested table, and errors inline.
 
-    Grids of factors are written in rows of 14 numbers, because people read them; tomli-w would write a line for each.
+    Grids of factors are written in rows of 14 numbers, so that people can read them; tomli-w would write a line for
+    each.
     """
 
     def section(name: str, table: Mapping[str, Any]) -> Iterable[str]:

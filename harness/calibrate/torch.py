@@ -1,8 +1,9 @@
-"""Source: rows of the torch engine timed from inside (validate/torch_timed.py), on cores or on a card.
+"""Fit cost tables of the torch engine, on cores or on a card, to steps timed inside it (validate/torch_timed.py).
 
-Steps and their interference are fitted as a server's are (`steps`), a shape by itself. Links have the rates to which
-the engine holds them. A way's `fixed_s` is what its loads took beyond their bytes at that rate. The networks that stand
-in for shapes are in the table, so the simulator counts the bytes that the engine counts.
+Steps and their slowdown side by side are fitted as for servers (`steps`), separately for each shape. Link rates are
+those to which the engine limits its copies. The `fixed_s` of a way to load is the time of its loads beyond that of
+their bytes at the link's rate. On cores, smaller networks stand in for the shapes. The table has their dimensions, so
+that the simulator counts the same bytes as the engine.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ RATIO_OFF = 0.10  # share by which the ratio of load to decode step may differ f
 
 
 def fields(make: Callable[..., Any], models: Shapes) -> Fields:
-    """Return the fields of the engine that `make` builds, after a check that it can be timed for these models.
+    """Check that the engine that `make` builds can be timed for these models, and return its fields.
 
-    Raises UserError if the engine lacks something, or if a table of steps has no place for a model.
+    Raises UserError if the engine lacks something, or if a model is a mixture of experts.
     """
     made = make(Config(()), {}, None)
     if made.lacks:
@@ -59,7 +60,7 @@ def fields(make: Callable[..., Any], models: Shapes) -> Fields:
 def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
     """Return the network that stands in for each shape, as a shape of the same name with numbers of 4 bytes.
 
-    Raises UserError for a mixture of experts, because a table of steps has dense models.
+    Raises UserError for a mixture of experts, as a table of steps can only describe dense models.
     """
     if mixture := next((name for name, shape in models.items() if shape.experts), ""):
         raise UserError(f"{mixture} is a mixture of experts: a table of steps has dense models")
@@ -86,7 +87,7 @@ def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[st
 
 
 def gpu_ratio(shape: Shape) -> float:
-    """Return the seconds of a load of a shape from the host over those of a decode step, by a GPU's cost table."""
+    """Return the ratio, on a GPU, of a shape's load from the host to its decode step, by the GPU's cost table."""
     config = machine.Config((Served(shape.name, shape),), gpu=GPU)
     profile = machine.profile(config, machine.machine(config))
     inst = Inst(shape.name, (0,))
@@ -94,7 +95,7 @@ def gpu_ratio(shape: Shape) -> float:
 
 
 class Card(NamedTuple):
-    """A card on which the engine was timed, as a file beside the rows says."""
+    """The card on which the engine was timed, as described by a file in the folder of the measurements."""
 
     gpu: str
     on: str  # the device in words
@@ -105,7 +106,7 @@ class Card(NamedTuple):
 
     @property
     def conditions(self) -> str:
-        """The machine and the card in words."""
+        """The machine and the card, in words."""
         return ", ".join((*(f"{key} {value}" for key, value in self.measured_on.items()), self.on))
 
     @property
@@ -117,7 +118,7 @@ class Card(NamedTuple):
 
 
 def card(folder: Path) -> Card | None:
-    """Return the card that a folder's rows are of; None if they are of cores."""
+    """Return the card on which a folder's rows were measured; None if they were measured on cores."""
     if not (folder / ABOUT).is_file():
         return None
     about = json.loads((folder / ABOUT).read_text("utf-8"))
@@ -127,9 +128,9 @@ def card(folder: Path) -> Card | None:
 def table(
     rows: Sequence[Measurement], models: Shapes, wide: int = 1, card: Card | None = None
 ) -> tuple[Table, steps.Fitted]:
-    """Fit the table of these shapes, and return it with the fit behind it.
+    """Fit a cost table for these shapes, and return it with the result of the fit.
 
-    The devices are cores of this host, or `card`. Raises UserError if measurements that it needs are missing.
+    The devices are cores of this host, or `card`. Raises UserError if measurements for the fit are missing.
     """
     if not any(of(rows, "load")):
         raise UserError("no load was measured; the same command again measures it")
@@ -163,7 +164,7 @@ def table(
 
 
 def of_folder(folder: Path, shape: Callable[[str], Shape]) -> Table:
-    """Fit the table of a card anew to the measurements in a folder; `shape` returns the shape of a name."""
+    """Fit a card's cost table again to the measurements in a folder; `shape` returns the shape of a name."""
     rows = read(folder / RAW)
     names = dict.fromkeys(row.at["shape"] for row in of(rows, "decode"))
     return table(rows, {name: shape(name) for name in names}, card=card(folder))[0]
@@ -172,9 +173,10 @@ def of_folder(folder: Path, shape: Callable[[str], Shape]) -> Table:
 def taking_turns(
     co_run: Mapping[str, Mapping[str, Any]], rows: Sequence[Measurement], gpu: str
 ) -> dict[str, Mapping[str, Any]]:
-    """Add to [co_run] how kernels of the card take turns, and the duty of each model whose kernels were timed.
+    """Return `co_run` with the card's constants of turns, and with the duty of each model whose kernels were timed.
 
-    The duty in a phase is the seconds of a step's kernels back to back over those of the step, as a mean over steps.
+    The duty in a phase is the share of a step's time that its kernels take when run back to back. It is a mean over
+    steps.
     """
     out = {**co_run, "turns": quantities.quantities(gpu)["co_run"]}
     for phase in ("prefill", "decode"):
@@ -189,7 +191,7 @@ def taking_turns(
 
 
 def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, tuple[float, str]]:
-    """Describe the host's cores by the numbers that a GPU's specification has."""
+    """Return the numbers of a GPU's specification for the host's cores, each with its source."""
     links: dict[str, Any] = link_gbps(rows, models, wide)
     gbps = rates(Config((), **links), CPU)
     by_name = {"h2d": "h2d", "d2h": "d2h", "nvlink": "peer", "net": "peer", "disk": "disk"}
@@ -204,7 +206,7 @@ def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, 
 
 
 def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: str) -> dict[str, dict[str, Any]]:
-    """Return a rung for each measured way to load: its link, and the seconds of a load beyond those of its bytes."""
+    """Return the rung of each measured way to load: its link, and the seconds of a load beyond those of its bytes."""
     rungs = {}
     for name, way in WAYS.items():
         link = "disk" if way.source == "disk" else "spread" if way.spread else "pcie"
@@ -224,7 +226,7 @@ def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: st
 
 
 class Ratio(NamedTuple):
-    """A shape's ratio of a load to a decode step of one sequence: as measured, by its cost table, and on a GPU."""
+    """The ratio of a shape's load to its decode step of one sequence: measured, by its cost table, and on a GPU."""
 
     shape: str
     measured: float
@@ -233,7 +235,7 @@ class Ratio(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The ratio in a line."""
+        """The ratios in words, on one line."""
         off = self.measured / self.gpu - 1
         within = "within" if abs(off) <= RATIO_OFF else "not within"
         return (
@@ -243,7 +245,7 @@ class Ratio(NamedTuple):
 
 
 def ratios(rows: Sequence[Measurement], path: Path, models: Shapes) -> Iterator[Ratio]:
-    """Yield for each shape the measured ratio of load and decode step, that of the table, and that of a GPU."""
+    """Yield, for each shape, the ratio of a load to a decode step: measured, by the table at `path`, and on a GPU."""
     measured = quantities.machine(str(path))
     assert measured is not None
     served = tuple(Served(name, measured.served(shape)) for name, shape in models.items())
@@ -258,7 +260,7 @@ def ratios(rows: Sequence[Measurement], path: Path, models: Shapes) -> Iterator[
 
 
 def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
-    """List what was measured and is not in the table, the ratios, and what disturbed the measurements."""
+    """List the ratios of loads to decode steps, the rates of the links, and disturbances of the measurements."""
     texts = [ratio.text for ratio in ratios(rows, path, models)]
     bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path)), CPU).items()}
     texts.append("links, GB/s: " + ", ".join(f"{link} {rate / 1e9:g}" for link, rate in bytes_s.items()))
@@ -266,10 +268,10 @@ def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
 
 
 def known(rows: Iterable[Measurement], models: Shapes, start_s: float) -> Table:
-    """Fit the step costs that policies may know of the engine on cores: seven numbers for all networks.
+    """Fit the step costs of the engine on cores that policies may know: seven numbers for all networks.
 
-    They are fitted on prefills and decode steps (engines/torch/costs.py). `start_s` is the seconds of starting a
-    process.
+    They are fitted to prefills and decode steps (engines/torch/costs.py). `start_s` is the seconds that a process takes
+    to start.
     """
     made = {name: nets.net(shape) for name, shape in models.items()}
     every = [(made[row.at["shape"]], _work(row), row) for row in rows if row.quantity in steps.PHASES]
@@ -294,7 +296,7 @@ def _work(row: Measurement) -> costs.Work:
 
 
 def seven(timed: Sequence[tuple[Net, costs.Work, float]]) -> tuple[list[float], F8]:
-    """Fit the numbers of costs.NAMES on steps and their seconds; return them, and each step's relative error."""
+    """Fit the numbers in costs.NAMES to timed steps; return them, and the relative error of each step."""
     X = np.array([costs.features(net, work) for net, work, _ in timed])
     y = np.array([seconds for *_, seconds in timed])
     unit = X.max(axis=0)

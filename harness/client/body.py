@@ -1,8 +1,9 @@
-"""Request bodies: completions of token-id prompts of an exact length, and of a forced length, as bytes on the wire.
+"""Request bodies as bytes: completions with prompts of token ids, and with exact lengths of prompt and output.
 
-All prompts are slices of one seeded sequence of token ids, each from an offset of its own, so that no prefix cache
-finds one in another; a salt makes them differ from those of earlier runs. Ids are written in fields of one width, which
-JSON allows. So a prompt is a slice of bytes too, and a request costs only a copy when it leaves.
+All prompts are slices of one seeded sequence of token ids. Each slice begins at a different offset, so that no prefix
+cache finds one prompt in another. A salt makes the prompts differ from those of earlier runs. All ids are written with
+the same number of characters, padded by spaces, which JSON allows. So a prompt is also a slice of bytes, and sending a
+request costs only a copy.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Server(NamedTuple):
 
 
 class Style(NamedTuple):
-    """Settings that differ between servers: members of the request's body, and the treatment of connections."""
+    """Settings that differ between servers: members of the request's body, and the use of connections."""
 
     ignore_eos: bool = True
     min_tokens: bool = False  # sent as well as max_tokens
@@ -61,7 +62,7 @@ class Bodies:
         self._heads: dict[Server, tuple[bytes, bytes]] = {}
 
     def request(self, rid: int, to: Server) -> bytes:
-        """Build the head and body of a request to a server."""
+        """Build the HTTP request, head and body, that is sent to a server."""
         if to not in self._heads:
             self._heads[to] = self._head(to)
         head, opening = self._heads[to]
@@ -73,7 +74,7 @@ class Bodies:
         return b"%b%d\r\nContent-Length: %d\r\n\r\n%b%b%b" % (head, rid, length, opening, prompt, closing)
 
     def redacted(self, text: str) -> str:
-        """Return a server's words without the key, which it may echo."""
+        """Return a text of a server with the bearer key replaced by ***, as the server may echo the key."""
         return text.replace(self._key, "***") if self._key else text
 
     def _head(self, to: Server) -> tuple[bytes, bytes]:
@@ -95,7 +96,10 @@ class Bodies:
 
 
 def _key(name: str) -> str:
-    """Read the bearer key from an environment variable. UserError names the variable, never the key."""
+    """Read the bearer key from an environment variable; "" if `name` is empty.
+
+    Raises UserError, which names the variable and never the key.
+    """
     if not name:
         return ""
     key = os.environ.get(name, "")

@@ -1,4 +1,4 @@
-"""The open-loop load client: a handle on the process that sends."""
+"""The open-loop load client: a handle on the process that sends the requests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Kind = Literal["routed", "arrived", "first", "done", "failed", "dropped"]
 
 
 class Told(NamedTuple):
-    """An event of a request or of a route.
+    """An event of a request or of a route, reported by the process that sends.
 
-    "routed" has no request (`rid` is -1): the route applies to requests that leave after it. For "first", `tokens`
-    counts the tokens of the first chunk. At the end of a request, it counts those of all chunks. For "arrived", it is 1
-    if the request left by its model's route.
+    "routed" has no request (`rid` is -1): the route applies to requests that leave after this event. `tokens` depends
+    on the kind. For "first" it is the tokens of the first chunk, and at the end of a request the tokens of all chunks.
+    For "arrived" it is 1 if the request left by its model's route.
     """
 
     kind: Kind
@@ -41,11 +41,11 @@ class Told(NamedTuple):
 
 
 class Client:
-    """A sender of a workload's requests, at their times, to the servers of their models; see `sender.py` for the rules.
+    """A client that sends a workload's requests to the servers of their models, each at its time; see `sender.py`.
 
-    A request leaves at its time if its model has a route, and is otherwise held until `send`. It is sent by a process
-    of its own, which ends with `close` or with this process. Call `start` from a thread that outlives the run, since
-    the kernel ends that process with the thread.
+    If its model has a route, a request leaves at its time; otherwise it is held until `send`. A separate process sends
+    the requests. It ends with `close` or with this process. Call `start` from a thread that outlives the run, since the
+    kernel ends the sending process with that thread.
     """
 
     def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style) -> None:
@@ -91,28 +91,28 @@ class Client:
             raise UserError(f"the client's process was not ready after {START_S:g} s")
 
     def begin(self, zero_ns: int) -> None:
-        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. Routes are told of from then on."""
+        """Start the run: its second 0 is `zero_ns` of CLOCK_MONOTONIC. From now on, changes of routes are events."""
         self._ask(("begin", zero_ns))
 
     def fileno(self) -> int:
-        """Return the file descriptor that is readable once there is something to `poll`."""
+        """Return the file descriptor that becomes readable when `poll` has something to return."""
         assert self._line is not None
         return self._line.fileno()
 
     def route(self, model: str, to: Server | None) -> None:
-        """Send later arrivals of a model to a server at their time; None: hold them."""
+        """Send later arrivals of a model to the server `to` at their times; with None, hold them."""
         self._ask(("route", model, to))
 
     def send(self, rid: int, to: Server) -> None:
-        """Send a held request now. Nothing happens if it was given up."""
+        """Send a held request now. Nothing happens if the request was given up."""
         self._ask(("send", self._known(rid), to, time.monotonic_ns()))
 
     def cancel(self, rid: int) -> None:
-        """Give a request up: it ends "dropped", and its connection is closed. Nothing happens where it has ended."""
+        """Give a request up: close its connection, and end it as "dropped". Nothing happens if it has ended already."""
         self._ask(("cancel", self._known(rid)))
 
     def poll(self, timeout_s: float) -> list[Told]:
-        """Return what happened since the last call, in order of time; wait for something up to `timeout_s`."""
+        """Return the events since the last call in order of time; if there are none, wait up to `timeout_s` for one."""
         if not self._told:
             self._wait("told", timeout_s)
         while self._wait("told", 0.0) is not None:
@@ -122,7 +122,7 @@ class Client:
         return told
 
     def log(self) -> Log:
-        """End the run and return each request's log. Events that were not polled yet can still be polled."""
+        """End the run and return the log of its requests. Events that were not polled yet can still be polled."""
         if self._log is None:
             self._ask(("log",))
             message = self._wait("log", float("inf"))
@@ -132,7 +132,7 @@ class Client:
         return self._log
 
     def close(self) -> None:
-        """End the process, with its connections."""
+        """End the process that sends, and close its connections."""
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -162,7 +162,7 @@ class Client:
             self._died()
 
     def _wait(self, kind: str, timeout_s: float) -> tuple[Any, ...] | None:
-        """Return the next message of a kind; None if none comes in time. Events that come before it are kept."""
+        """Return the next message of a kind; None if none comes in time. Earlier events are stored for `poll`."""
         until_s = time.monotonic() + timeout_s
         while self._line is not None:
             left_s = max(0.0, until_s - time.monotonic())

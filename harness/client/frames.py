@@ -1,4 +1,4 @@
-"""Messages between the client's two processes: pickles behind their length, on a socket pair that no one else has."""
+"""Messages between the client's two processes: pickles, each preceded by its length, on a private socket pair."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ LENGTH = 4  # bytes of a message's length
 
 
 def packed(message: Any) -> bytes:
-    """Return a message as bytes, behind its length."""
+    """Return a message as bytes: its length, then its pickle."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(LENGTH, "little") + body
 
 
 class Unpacker:
-    """A decoder of messages from bytes as they come."""
+    """A decoder that turns a stream of bytes back into messages."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

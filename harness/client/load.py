@@ -10,7 +10,7 @@ import psutil
 
 
 class OtherLoad:
-    """The load of all processes but `pids` and those that they start, in cores, since this object was made.
+    """The load of all processes but `pids` and their descendants, in cores, since this object was made.
 
     It is the processor time of the machine less that of these processes, per second. The time of a process that has
     ended counts once its parent has waited for it.
@@ -21,7 +21,7 @@ class OtherLoad:
         self._since_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), own_s(self._roots)
 
     def cores(self) -> float:
-        """Return the cores that other processes kept busy since the start, on average."""
+        """Return the mean number of cores that other processes kept busy since this object was made."""
         span_s = time.monotonic() - self._since_s
         others_s = _busy_s() - self._busy_s - (own_s(self._roots) - self._own_s)
         return max(0.0, others_s) / span_s if span_s > 0 else 0.0

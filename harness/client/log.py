@@ -1,4 +1,4 @@
-"""Events of each request, in nanoseconds of CLOCK_MONOTONIC: kept by the sender, read as a `Log`."""
+"""Events of each request, in nanoseconds of CLOCK_MONOTONIC: the sender records them, and `Log` holds the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())
 
 
 class Log(NamedTuple):
-    """The log of a run: arrays with an element per request, in the order of the jobs, unless a comment differs.
+    """The log of a run: arrays with one element per request, in the order of the jobs; comments name the exceptions.
 
     -1 means never or unknown.
     """
@@ -46,7 +46,7 @@ class Log(NamedTuple):
 
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """Tokens in the chunks of each request."""
+        """Number of tokens in all chunks of each request."""
         total = np.concatenate([[0], np.cumsum(self.chunk_tokens, dtype=np.int64)])
         return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]], np.int64)
 
@@ -54,14 +54,14 @@ class Log(NamedTuple):
     def by_event(self) -> NDArray[np.bool_]:
         """Mask of the finished requests whose token count in the server's usage differs from the sum over their chunks.
 
-        For these requests only the times of events are known, not the tokens in each event.
+        For these requests only the times of events are known, not the number of tokens in each event.
         """
         some = np.diff(self.offsets) > 0
         return np.asarray((self.done_ns >= 0) & some & (self.usage_tokens > 0) & (self.usage_tokens != self.tokens))
 
     @property
     def first_ns(self) -> NDArray[np.int64]:
-        """The time of each request's first chunk; -1 for none."""
+        """The time of each request's first chunk; -1 if no chunk came."""
         some = np.diff(self.offsets) > 0
         first = np.full(len(self.intended_ns), -1, np.int64)
         first[some] = self.chunk_ns[self.offsets[:-1][some]]
@@ -74,10 +74,10 @@ CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
 
 class Book:
-    """The log while a run fills it, which the sender process sends its parent at the end, but for the chunks.
+    """The log of a run in progress, in the process that sends. Its parent gets it at the end of the run.
 
-    Chunks are sent earlier, in the order in which they were read. Columns are plain arrays, where writing a number
-    takes tens of nanoseconds.
+    Chunks are sent to the parent earlier, in the order in which they were read. Columns are plain arrays, in which
+    writing a number takes tens of nanoseconds.
     """
 
     def __init__(self, n: int) -> None:
@@ -96,7 +96,7 @@ class Book:
     def step(self, rid: int, state: int) -> None:
         """Move a request to a state.
 
-        A step that is not in the diagram of requests is noted, or raises (see Diagram).
+        A step that the diagram of requests does not allow is noted, or raises an error (see Diagram).
         """
         before = self.state[rid]
         if state not in LEGAL[before]:
@@ -104,7 +104,7 @@ class Book:
         self.state[rid] = state
 
     def chunks(self, rid: int, ns: int, tokens: list[int]) -> None:
-        """Keep the chunks of one read."""
+        """Record the chunks of one read, which all have the time `ns`."""
         shared = 0
         for count in tokens:
             self._rid.append(rid)
@@ -114,7 +114,7 @@ class Book:
             shared = 1
 
     def spill(self) -> tuple[bytes, ...]:
-        """Return the chunks since the last call, a column each in the order of CHUNKS, and forget them here."""
+        """Return the chunks since the last call, one column for each of CHUNKS, and remove them from the book."""
         columns = (self._rid, self._ns, self._tokens, self._shared)
         spilt = tuple(column.tobytes() for column in columns)
         for column in columns:
@@ -123,7 +123,7 @@ class Book:
 
 
 def assemble(book: Book, spilt: Sequence[tuple[bytes, ...]]) -> Log:
-    """Build the log: chunks grouped by request."""
+    """Build the log of a run from the book and the chunks that were sent earlier, which are grouped by request."""
     requests = {name: np.frombuffer(getattr(book, name), kind) for name, kind in KINDS.items()}
     rid, ns, tokens, shared = (
         np.frombuffer(b"".join(spill[k] for spill in spilt), kind) for k, kind in enumerate(CHUNKS.values())

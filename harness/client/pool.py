@@ -1,4 +1,4 @@
-"""Connections to one server: kept alive between requests, opened ahead for bursts, closed when the server might."""
+"""Connections to one server: kept alive between requests, opened ahead for bursts, and closed after idle time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ AT_ONCE = 16  # connections opened ahead at a time
 
 
 class Owner(Protocol):
-    """The owner of a connection's requests, told of their bytes and losses."""
+    """The object that handles the requests of connections: a connection reports received bytes and losses to it."""
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
-        """Take note of bytes of the response to `connection.rid`; `tokens` has the tokens of each chunk completed."""
+        """Handle bytes of the response to `connection.rid`; `tokens` has the token count of each completed chunk."""
 
     def lost(self, connection: Connection, why: str) -> None:
-        """Take note that the connection closed before the request `connection.rid` had its end."""
+        """Handle the loss of a connection that closed before its request `connection.rid` had ended."""
 
 
 class Connection(asyncio.Protocol):
-    """A connection, and the request that is open on it."""
+    """A connection to a server, and the request that is open on it."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -40,14 +40,14 @@ class Connection(asyncio.Protocol):
         self._fd = -1  # written to directly where it is plain TCP, so that the stamp says when the kernel had it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
+        """Add the new connection to its pool; see asyncio."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
         self.pool.all.add(self)
         if not self.pool.tls:
             self._fd = transport.get_extra_info("socket").fileno()
 
     def ask(self, rid: int, to: Server, request: bytes, most: int) -> int:
-        """Send a request for at most `most` tokens; return the time in ns at which the kernel had it."""
+        """Send a request for at most `most` tokens; return the time in ns at which the kernel had taken its bytes."""
         self.rid, self.to = rid, to
         self.response.begin(most)
         sent = 0
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         return self.last_ns
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """Parse bytes of a response and report them to the owner; see asyncio."""
         self.last_ns = now_ns = time.monotonic_ns()
         response = self.response
         tokens = response.feed(data)
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
+        """Remove the connection from its pool, and report the loss of an open request; see asyncio."""
         self._fd = -1
         self.pool.gone(self)
         if self.rid >= 0:
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         self.response.close()
 
     def drop(self) -> None:
-        """Close the connection without a report on its request."""
+        """Close the connection without reporting the loss of its request."""
         self.rid = -1
         self.transport.abort()
 
@@ -106,7 +106,7 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self) -> Connection | None:
-        """Take a connection that waits for a request; None if there is none."""
+        """Take an idle connection; return None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.transport.is_closing():
@@ -114,7 +114,7 @@ class Pool:
         return None
 
     def back(self, connection: Connection) -> None:
-        """Keep a connection whose response was read to its end, or close it if it cannot carry another."""
+        """Return a connection with a complete response to the idle ones; close it if it cannot be used again."""
         if connection.response.reusable and self.style.keep_alive and not connection.transport.is_closing():
             self._idle.append(connection)
         else:
@@ -127,12 +127,12 @@ class Pool:
             self._idle.remove(connection)
 
     async def connect(self) -> Connection:
-        """Open a new connection, which is not among the idle ones."""
+        """Open a new connection, and return it without adding it to the idle ones."""
         _, new = await self._loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
         return new
 
     def tend(self, now_ns: int) -> None:
-        """Close connections that have been idle for long, and open some ahead."""
+        """Close used connections that have been idle for IDLE_S, and open spare ones ahead of bursts."""
         for connection in [c for c in self._idle if c.served and now_ns - c.last_ns > IDLE_S * 1e9]:
             self._idle.remove(connection)
             connection.transport.abort()

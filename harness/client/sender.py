@@ -1,8 +1,9 @@
-"""The process that sends: the schedule and the connections on one event loop, and nothing else.
+"""The process that sends requests: the schedule and the connections run on one event loop, and nothing else does.
 
-Open loop: a request leaves at its time whatever the server does, without a limit on how many are open. A late one
-leaves at once, and its lag is in the log. Garbage collection is off, and prompts are bytes before the clock starts. The
-process ends with the run, with its parent, or at SIGTERM; Ctrl-C is left to the parent, which may want the log.
+The client is open-loop: a request leaves at its time whatever the server does, and any number may be open. A late
+request leaves at once, and its lag is in the log. Garbage collection is off, and prompts are bytes before the clock
+starts. The process ends with the run, with its parent, or at SIGTERM. It ignores Ctrl-C, as its parent may still want
+the log.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Setup(NamedTuple):
-    """The sender's settings, given before it starts."""
+    """The sender's settings, which the parent sends before anything else."""
 
     jobs: Jobs
     seed: int
@@ -49,7 +50,7 @@ class Setup(NamedTuple):
 class Sender(asyncio.Protocol):
     """A sender of requests by the clock (see the module), which reports events to its parent in batches.
 
-    It is the protocol of the connection to its parent, which brings the parent's calls.
+    It is also the asyncio protocol of the connection to its parent, over which the parent calls its methods.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup) -> None:
@@ -79,7 +80,7 @@ class Sender(asyncio.Protocol):
     # ------------------------------------------------------------ what the parent asks for
 
     def begin(self, zero_ns: int) -> None:
-        """See Client."""
+        """Start the run, whose second 0 is at `zero_ns`; see Client."""
         self._zero_ns = zero_ns
         np.frombuffer(self._book.intended_ns, np.int64)[self._opened] = zero_ns + self._arrival_ns
         self._begun_ns, self._begun_cpu_s = time.monotonic_ns(), time.process_time()
@@ -87,7 +88,7 @@ class Sender(asyncio.Protocol):
         self._arm()
 
     def route(self, model: str, to: Server | None) -> None:
-        """See Client."""
+        """Send later arrivals of a model to the server `to`, or hold them if it is None; see Client."""
         if self._zero_ns:
             self._tell("routed", -1, time.monotonic_ns(), 0)
         if to is None:
@@ -97,18 +98,18 @@ class Sender(asyncio.Protocol):
         self._pool(to).tend(time.monotonic_ns())
 
     def send(self, rid: int, to: Server, asked_ns: int) -> None:
-        """See Client."""
+        """Send a held request, which the parent asked for at `asked_ns`; see Client."""
         if self._book.state[rid] == WAITING:  # not given up meanwhile
             self._book.due_ns[rid] = asked_ns
             self._leave(rid, to)
 
     def cancel(self, rid: int) -> None:
-        """See Client."""
+        """End a request as dropped, unless it has ended; see Client."""
         if self._book.state[rid] not in ENDS:
             self._end(rid, DROPPED, time.monotonic_ns())
 
     def log(self) -> None:
-        """Send the log to the parent; nothing happens after it."""
+        """Send the log to the parent. The sender does nothing after that."""
         self._timer.close()
         self._flush()
         self._spill()
@@ -121,7 +122,7 @@ class Sender(asyncio.Protocol):
     # ------------------------------------------------------------ the schedule
 
     def _due(self) -> None:
-        """Let all requests that are due arrive, and set the timer for the next arrival."""
+        """Handle the arrival of all requests that are due, and set the timer for the next arrival."""
         while self._later and self._later[0][0] <= time.monotonic_ns() - self._zero_ns:
             self._arrive(heapq.heappop(self._later)[1])
         self._arm()
@@ -146,7 +147,7 @@ class Sender(asyncio.Protocol):
         return self._pools[to.url]
 
     def _leave(self, rid: int, to: Server, fresh: bool = False) -> None:
-        """Send a request on an idle connection, or on a new one if `fresh` or none is idle."""
+        """Send a request on an idle connection; open a new one if `fresh` or if no connection is idle."""
         pool = self._pool(to)
         connection = None if fresh else pool.take()
         if connection is not None:
@@ -184,7 +185,7 @@ class Sender(asyncio.Protocol):
             self._book.write_ns[rid] = at_ns
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
-        """See Owner."""
+        """Record the bytes of a response, and end its request if it is complete or wrong; see Owner."""
         rid, book, response = connection.rid, self._book, connection.response
         if book.byte_ns[rid] < 0:
             book.byte_ns[rid] = now_ns
@@ -205,9 +206,9 @@ class Sender(asyncio.Protocol):
             self._end(rid, DONE, now_ns)
 
     def lost(self, connection: Connection, why: str) -> None:
-        """End a request as failed, or send it again, after its connection closed (see Owner).
+        """Handle a request whose connection closed: send it again, or end it as failed (see Owner).
 
-        A server that closes an idle connection never reads a request that is then under way. Such a request is sent
+        If a server closes an idle connection, it never reads a request that was just sent there. Such a request is sent
         again on a new connection.
         """
         rid = connection.rid
@@ -218,7 +219,7 @@ class Sender(asyncio.Protocol):
             self._end(rid, FAILED, time.monotonic_ns(), why)
 
     def _end(self, rid: int, state: int, now_ns: int, why: str = "") -> None:
-        """End a request, and schedule its successor in a closed loop after its think time."""
+        """End a request; in a closed loop, schedule the request that follows it, after the think time."""
         book, connection, tokens = self._book, self._open.pop(rid, None), 0
         if connection is not None:
             tokens = connection.response.made
@@ -268,25 +269,25 @@ class Sender(asyncio.Protocol):
             self._told = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
+        """Report to the parent that the process is ready; see asyncio."""
         self._parent = cast("asyncio.Transport", transport)  # uvloop has classes of its own
         self._parent.write(packed(("ready",)))
 
     def data_received(self, data: bytes) -> None:
-        """Do what the parent asks for: each message has the name of a method, and its arguments; see asyncio."""
+        """Call the method that each message of the parent names, with its arguments; see asyncio."""
         for verb, *values in self._unpacker.feed(data):
             getattr(self, verb)(*values)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """See asyncio."""
+        """Let the process end, as the parent is gone; see asyncio."""
         if not self.ended.done():
             self.ended.set_result(None)
 
 
 def peak_bytes() -> int:
-    """Return the most bytes of memory that this process held.
+    """Return the peak resident memory of this process in bytes.
 
-    It is read from /proc, as Linux's ru_maxrss includes the parent's at the fork.
+    It is read from /proc, because Linux's ru_maxrss includes the parent's memory at the fork.
     """
     status = Path("/proc/self/status")
     if status.is_file():
@@ -296,7 +297,7 @@ def peak_bytes() -> int:
 
 
 async def serve(line: socket.socket, setup: Setup) -> None:
-    """Run until the parent hangs up."""
+    """Send requests until the parent closes its end of `line`."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_die)
     try:
@@ -312,7 +313,7 @@ async def serve(line: socket.socket, setup: Setup) -> None:
 
 
 def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the process on an error in this code, so that the parent sees it.
+    """End the process after an error in this code, so that the parent notices the error.
 
     Otherwise the loop would continue without the request.
     """
@@ -322,7 +323,7 @@ def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve the parent on the file descriptor that it names."""
+    """Run the sender for the parent, over the file descriptor in the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     if sys.platform.startswith("linux"):

@@ -1,10 +1,11 @@
-"""Turns on a processor soon after a timer fires, on a machine that is busy with the servers that are measured.
+"""Scheduling of the client, so that it runs soon after its timer fires although the servers keep the machine busy.
 
-Where the user may (root, or a limit of RLIMIT_RTPRIO), the client runs in real time: before all others, for the tenth
-of a processor that it needs. Elsewhere it asks for short turns. Linux since 6.12 lets a process choose the length of
-its turns: with a short one it is chosen sooner when it wakes, and gets no more of the processor for it. On two busy
-cores turns of 0.1 ms in place of 3 ms about halved the lag's P99, but cut bursts up; in 0.7 ms a burst of 40 requests
-is out. With four servers of llama.cpp on them, lag P99 was 3 to 6 ms with short turns and 0.8 to 1.3 ms in real time.
+If the user may (root, or a limit of RLIMIT_RTPRIO), the client runs in real time: before all other processes, for the
+tenth of a processor that it needs. Otherwise it asks for short turns. Since Linux 6.12 a process can choose the length
+of its turns. With a short one the kernel runs it sooner after it wakes, without a larger share of the processor. On two
+busy cores, turns of 0.1 ms in place of 3 ms about halved the lag's P99, but interrupted bursts. A turn of 0.7 ms is
+enough to send a burst of 40 requests. With four llama.cpp servers on these cores, lag P99 was 3 to 6 ms with short
+turns and 0.8 to 1.3 ms in real time.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ STRICT = "BENCH_STRICT"  # environment variable; where it is set, as in tests, a
 
 
 class IllegalStepError(AssertionError):
-    """A step that a diagram does not have."""
+    """The error of a step that a state diagram does not allow."""
 
 
 class Diagram(NamedTuple):
@@ -20,9 +20,9 @@ class Diagram(NamedTuple):
     steps: Mapping[str, Sequence[str]]
 
     def illegal(self, before: str, after: str, name: object) -> str:
-        """Say what is wrong with a step; "" where it is legal.
+        """Return a text that says why a step is illegal; "" if it is legal.
 
-        Raises IllegalStepError for an illegal one where the environment variable BENCH_STRICT is set.
+        Raises IllegalStepError for an illegal step if the environment variable BENCH_STRICT is set.
         """
         if after in self.steps[before]:
             return ""

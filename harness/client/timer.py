@@ -1,7 +1,7 @@
-"""One timer at an absolute time of CLOCK_MONOTONIC.
+"""One timer for an absolute time of CLOCK_MONOTONIC.
 
-The timers of event loops tick in milliseconds; the kernel's timerfd does not. Where there is none, the loop's timer
-stands in, and `precise` is False: such a run makes no claim below a millisecond.
+Timers of event loops have a resolution of milliseconds; the kernel's timerfd is finer. On a system without timerfd the
+loop's timer is used, and `precise` is False: such a run makes no claim below a millisecond.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Timer:
             loop.add_reader(self._kernel.fd, self._read)
 
     def at(self, ns: int) -> None:
-        """Fire at a time in ns, at once if it has passed; this replaces the time that was set before."""
+        """Set the timer to a time in ns, which replaces an earlier one; it fires at once if the time has passed."""
         if self._kernel is not None:
             self._kernel.at(max(1, ns))  # 0 disarms
             return
@@ -36,7 +36,7 @@ class Timer:
         self._handle = self._loop.call_later(max(0, ns - time.monotonic_ns()) * 1e-9, self._fire)
 
     def close(self) -> None:
-        """Never fire again."""
+        """Stop the timer, so that it never fires again."""
         if self._kernel is not None:
             self._loop.remove_reader(self._kernel.fd)
             os.close(self._kernel.fd)
@@ -53,7 +53,7 @@ class Timer:
 
 
 class Timerfd:
-    """A timerfd by the C library, as Python has none before 3.13."""
+    """A timerfd of the C library, as Python has none before 3.13."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""The verdict on a run on real servers: it measured the servers, or the client and its machine.
+"""The verdict on a run on real servers: whether it measured the servers, or rather the client and its machine.
 
     lag              of a request that was to leave: write - due; due is the intended time, or when the policy sent it
     offered          requests due, over the time from the first due to the last
@@ -8,7 +8,7 @@
     cached           requests whose prompt the server had in a cache, as its usage says: no two prompts are alike
     other load       cores busy with processes that are neither the client nor the servers
 
-A run that breaks a limit is invalid, and every table and figure says so.
+A run that exceeds a limit is invalid, and every table and figure says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FINE_LAG_P99_S = 0.001  # what a claim below a millisecond needs
 
 
 class Verdict(NamedTuple):
-    """A run's validity, with the numbers behind it."""
+    """The verdict on a run: whether it is valid, with the numbers behind it."""
 
     valid: bool
     reasons: tuple[str, ...]  # why it is not
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The verdict in a line."""
+        """The verdict in words, on one line."""
         events = f"; tokens by event in {self.by_event} requests: several came in one" if self.by_event else ""
         events += f"; a cache had prompt tokens of {self.cached} requests" if self.cached and self.valid else ""
         if not self.valid:
@@ -113,7 +113,7 @@ def verdict(log: Log, other_cores: float, behind: str = "") -> Verdict:
 
 
 def _rates(log: Log) -> tuple[float, float]:
-    """Return the requests a second offered and achieved; both 0 if all were due at one time."""
+    """Return the offered and the achieved requests per second; both are 0 if all requests were due at the same time."""
     due = log.due_ns >= 0
     left = due & ((log.write_ns >= 0) | (log.state == FAILED) | (log.state == DONE))
     if not left.any():

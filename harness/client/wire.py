@@ -1,13 +1,14 @@
-"""HTTP/1.1 responses and their server-sent events, to chunks of tokens: bytes in, no clock, no socket.
+"""Parse HTTP/1.1 responses and their server-sent events into chunks of tokens: bytes in, no clock, no socket.
 
-A chunk may carry the number of tokens so far, if the server was asked for it (`usage.completion_tokens`, or llama.cpp's
-`timings.predicted_n`): the chunk's tokens are then the increase, with or without text. Else a chunk with text is one
-token, and a chunk without text (empty, a role, or usage alone) is none. The last usage is kept beside (`usage_tokens`).
-It can differ from the sum of the chunks: a server that was not asked to count may hold a token's bytes back until they
-make a character, and any server may send several tokens in an event. The chunks then stay as they came, and the number
-of tokens is that of the usage. llama.cpp also reports the time of the prompt, from its beginning (`timings.prompt_ms`).
+A server that was asked for it puts the number of tokens so far into each chunk (`usage.completion_tokens`, or
+llama.cpp's `timings.predicted_n`). The tokens of a chunk are then the increase, with or without text. Otherwise a chunk
+with text counts as one token, and a chunk without text (empty, a role, or usage alone) as none. The last usage is
+stored separately (`usage_tokens`). It can differ from the sum of the chunks, for two reasons. A server that was not
+asked to count may hold a token's bytes back until they make a character, and any server may send several tokens in an
+event. The chunks then stay as they came, and the usage gives the number of tokens. llama.cpp also reports the time that
+a prompt took (`timings.prompt_ms`).
 
-A count that is no whole number, falls, or exceeds what was asked for fails the request with that reason.
+A count that is no whole number, falls, or exceeds the requested number fails the request with that reason.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Response:
         self.begin()
 
     def begin(self, most: int = ANY) -> None:
-        """Expect the response to a new request, of at most `most` tokens."""
+        """Prepare for the response to a new request, of at most `most` tokens."""
         self._most = most
         self.status = 0  # HTTP's; 0: none yet
         self.error = ""  # why the request failed
@@ -51,7 +52,7 @@ class Response:
         self._rest = b""  # holds a line that is not complete
 
     def feed(self, data: bytes) -> list[int]:
-        """Return the tokens of each chunk that these bytes complete."""
+        """Parse bytes of the response, and return the token count of each chunk that they complete."""
         self._chunks = []
         try:
             self._parser.feed_data(data)
@@ -62,29 +63,29 @@ class Response:
         return self._chunks
 
     def close(self) -> None:
-        """Drop the parser, as nothing more comes.
+        """Drop the parser, as no more bytes come.
 
-        Parser and response refer to each other, and the garbage collector is off.
+        Parser and response refer to each other, and the garbage collector, which would free them, is off.
         """
         del self._parser
 
     @property
     def reusable(self) -> bool:
-        """True if the connection can carry another request."""
+        """True if the connection can carry another request after this response."""
         return self.complete and not self.broken and self._keeps
 
     # ------------------------------------------------------------ called by the parser
 
     def on_message_begin(self) -> None:
-        """Drop bytes after the end of a response, and mark the connection as broken (see httptools)."""
+        """Mark the connection as broken if bytes come after the end of a response (see httptools)."""
         self.broken |= self.complete
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """Store the HTTP status; see httptools."""
         self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
+        """Read the events in a piece of the body, or store the body of an HTTP error; see httptools."""
         if self.status != 200:
             self._rest = (self._rest + body)[:KEPT]
             return
@@ -98,7 +99,7 @@ class Response:
             self._fail(f"an event of more than {LINE >> 20} MiB{_excerpt(self._rest[:EXCERPT])}")
 
     def on_message_complete(self) -> None:
-        """See httptools."""
+        """Mark the response as complete, or as failed without 200 or [DONE]; see httptools."""
         if 100 <= self.status < 200:  # an interim response
             return
         self.complete, self._keeps = True, self._parser.should_keep_alive()
@@ -131,7 +132,7 @@ class Response:
                 self._fail(f"more than the {self._most} tokens that were asked for: the server does not end")
 
     def _tokens(self, chunk: dict[str, Any]) -> int:
-        """Count the tokens that a chunk adds; a count that cannot be right fails the request."""
+        """Return the number of tokens that a chunk adds; fail the request if its count cannot be right."""
         choices, usage, timings = chunk.get("choices") or (), chunk.get("usage"), chunk.get("timings")
         total = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
         if total is not None and (wrong := self._wrong(total)):
@@ -148,7 +149,7 @@ class Response:
         return int(any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices))
 
     def _wrong(self, total: Any) -> str:
-        """Say what is wrong with a server's number of tokens so far; "" if it can be right."""
+        """Return a text that says why a server's count of tokens so far cannot be right; "" if it can."""
         if type(total) is not int or total < 0:
             return f"the server counts {shown(json.dumps(total))} tokens, which is no whole number"
         if total > self._most:
@@ -158,12 +159,12 @@ class Response:
 
 
 def _excerpt(data: bytes) -> str:
-    """Return an excerpt of what a server sent, on one line."""
+    """Return an excerpt of a server's bytes, as text on one line."""
     text = shown(data.decode("utf-8", "replace"))
     return f": {text}" if text else ""
 
 
 def shown(text: str, most: int = EXCERPT) -> str:
-    """Return words of a server as they are printed: on one line, cut, with unprintable characters escaped."""
+    """Return a server's text for printing: on one line, at most `most` characters, unprintable ones escaped."""
     short = " ".join(text[: 8 * most].split())[:most]
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)

@@ -1,6 +1,7 @@
-"""Checks of a policy's answer: each action is of a known class, each field of the type that actions.py declares.
+"""Check a policy's answer: each action has a known class, and each field the type that actions.py declares.
 
-They run for every action of every run, so they are written out for speed, not derived from the declarations.
+The checks run for every action of every run. So they are written by hand for speed, and not derived from the
+declarations.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ RIGHT: Mapping[type, Callable[[Any], bool]] = {
 
 
 def fault(actions: Iterable[Any]) -> str | None:
-    """Say what is wrong with the first answer that is no action or has a field of another type; None: nothing."""
+    """Describe the first answer that is no action or has a field of a wrong type; None if all are right."""
     for action in actions:
         right = RIGHT.get(type(action))
         if right is None:

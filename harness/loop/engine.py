@@ -1,7 +1,7 @@
-"""The interface of engines, in which time passes: a simulator jumps, a GPU or a server waits. Found by name.
+"""The interface of engines. Time passes in an engine: a simulator jumps, a GPU or a server waits.
 
-A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`. A
-user may set the fields of its own dataclass `Fields`, which are declared and asked for as those of a system.
+A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`. If
+it defines a dataclass `Fields`, a user may set these fields, which are declared and written as those of a system.
 """
 
 from __future__ import annotations
@@ -49,102 +49,103 @@ class Engine(Protocol):
     lacks: str  # what it needs and is not here, with the way to get it, as `ready` would say; "" where it can start
 
     def ready(self) -> None:
-        """Start what takes time or a device: import, allocate, launch servers. Once, before the first action.
+        """Do what takes time or needs a device, before the first action: import, allocate memory, launch servers.
 
-        Until then nothing is started and no device is touched: engines are also made to list what they can do.
-        Raises UserError where something is missing.
+        It is called once. Nothing is started and no device is touched before, because engines are also made to list
+        their abilities. Raises UserError if something is missing.
         """
         ...
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload: from here on the engine alone has it, and reports no request before it is due."""
+        """Take over the workload. From now on only the engine has it, and reports no request before it is due."""
         ...
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Start the clock at `Config.start_s`; pass no time beyond `end_s`.
+        """Start the clock at `Config.start_s`; let no time pass beyond `end_s`.
 
-        Actions done before are the answers to "start": their Loads are free and silent. `hears` holds the kinds of
-        events, and of actions whose successful end, the policy wants to be told. `oracle` opens `View.oracle_tokens`.
+        Actions done before are the policy's answer to "start": their Loads take no time and send no event. `hears` has
+        the types of events that the policy wants, and the types of actions whose successful end it wants to hear of.
+        `oracle` permits `View.oracle_tokens`.
         """
         ...
 
     def poll(self, until_s: float) -> Event | None:
         """Return the next event that is due by `until_s` and by the run's end, or None.
 
-        If it is None, the clock stands at the earlier of these two times.
+        After None, the clock is at the earlier of these two times.
 
-        After a refusal "not now", return `Freed` as soon as anything came free that the action may have lacked: once,
-        before the other events of that instant, and whether or not the policy hears it.
+        After a refusal "not now", return `Freed` as soon as anything came free that the action may have lacked. It
+        comes once, before the other events of that instant, whether or not the policy hears it.
 
-        A wall clock may have passed `until_s` by the rest of the step under way. If `until_s` is infinite, no action
-        comes before the next event: so where nothing else can happen, the first load or move that waits for memory
-        fails, at the time of the last event.
+        With a wall clock, the time may be past `until_s` by the rest of the step under way. If `until_s` is infinite,
+        no action comes before the next event. If nothing else can happen then, the first load or move that waits for
+        memory fails, at the time of the last event.
         """
         ...
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; its end comes back as an event, and so does a refusal for good ("never", "gone").
+        """Start an action. An event reports its end, or that it is refused for good ("never", "gone").
 
-        A refusal "not now" is returned at once: the caller issues the action again after `Freed`. A refused action
+        A refusal "not now" is returned at once, and the caller issues the action again after `Freed`. A refused action
         changes nothing.
         """
         ...
 
     def view(self) -> View:
-        """Return read-only queries on the state at the last `poll`."""
+        """Return the view that policies read: queries on the state at the last `poll`."""
         ...
 
     def idle(self) -> bool:
-        """Tell whether nothing will ever happen again without a new action."""
+        """Tell whether nothing more will happen without a new action."""
         ...
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield what happened to each request, in order of id (schema: harness/rows/schema.py)."""
+        """Yield the result of each request, in order of id (schema: harness/rows/schema.py)."""
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Return counters of the run for its metadata; asked for after `rows`.
+        """Return counters of the run for its metadata; called after `rows`.
 
-        Sums of seconds and bytes are over `span_s`, which is the window: neither warm-up nor drain.
+        Sums of seconds and bytes are over the window, without warm-up and drain, whose length is `span_s`.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back: processes, devices, files. Always called, also on errors, Ctrl-C and SIGTERM.
+        """Release everything: processes, devices, files. Always called, also after errors, Ctrl-C and SIGTERM.
 
-        May come before `ready`, and twice.
+        May be called before `ready`, and twice.
         """
         ...
 
 
 @runtime_checkable
 class Observed(Protocol):
-    """An engine whose requests were seen by a client of real servers. Its methods are called after `rows`."""
+    """An engine of real servers, whose requests a client observed. These methods are called after `rows`."""
 
     def about(self) -> Mapping[str, Any]:
         """Return facts for the run's metadata, as JSON values.
 
-        `verdict`: whether the run measured its servers (`valid`, `reasons`, numbers, and all in a line as `text`);
-        `served`: by model, the server and the name under which it is served.
+        `verdict` says whether the run measured its servers: `valid`, `reasons`, numbers, and a `text` of one line.
+        `served` has, for each model, the server and the name under which it is served.
         """
         ...
 
     def side(self) -> Mapping[str, Any]:
-        """Return facts beside the results: faults, how long starts took, what the client itself took."""
+        """Return facts that are no results: faults, the seconds of starts, and the client's own load."""
         ...
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """Return further files of the run by name; it may be called before `rows`, but bytes are read after `rows`."""
+        """Return further files of the run, by name; it may be called before `rows`, but bytes are read after `rows`."""
         ...
 
 
 class Make(Protocol):
-    """`make` of an engine's file: quick, starts nothing. Where the file has `Fields`, they are its fourth argument."""
+    """The function `make` of an engine's file, which starts nothing. `Fields` of the file are a fourth argument."""
 
     def __call__(self, config: Any, options: Mapping[str, Option], machine: Any) -> Engine:
-        """Configure the engine: a `Config`, what a system's `options` ask of it, and the `Machine` it is priced with.
+        """Return an engine for a `Config`, the `options` that a system asks for, and the `Machine` of its costs.
 
-        Options that it does not offer are ignored here; `replay` refuses the pair.
+        Options that the engine does not offer are ignored here; `replay` refuses the pair.
         """
         ...
 
@@ -164,7 +165,7 @@ KINDS: Mapping[str, type] = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the engines on hand: the directory is the registry. Files are read, not imported."""
+    """Return the names of the available engines, by the files in harness/engines; the files are not imported."""
     files = (*FOLDER.glob("*.py"), *FOLDER.glob("*/__init__.py"))
     return tuple(sorted(_stem(file) for file in files if MAKES.search(file.read_text("utf-8", "replace"))))
 
@@ -174,7 +175,7 @@ def _stem(file: Path) -> str:
 
 
 def path(text: str) -> Path:
-    """Return the file of an engine, by name (`sim`) or by path (`./mine.py`). UserError if there is none."""
+    """Return the file of an engine, by name (`sim`) or by path (`./mine.py`). UserError if it does not exist."""
     name = fields.asked(text).name
     if name.endswith(".py"):
         file = Path(name).resolve()
@@ -188,7 +189,7 @@ def path(text: str) -> Path:
 
 
 def module(text: str) -> ModuleType:
-    """Import the module of an engine, by name or by path. UserError if there is none, or its import fails."""
+    """Import the module of an engine, by name or by path. UserError if it does not exist, or its import fails."""
     name, file = fields.asked(text).name, path(text)
     try:
         return _of_file(file) if name.endswith(".py") else importlib.import_module(f"harness.engines.{name}")
@@ -205,9 +206,10 @@ def _of_file(file: Path) -> ModuleType:
 
 
 def find(text: str) -> Make:
-    """Find the maker of an engine: NAME[:PRESET][+FIELD=VALUE...], or the path of a .py in place of the name.
+    """Return the function that makes an engine, for NAME[:PRESET][+FIELD=VALUE...] or the path of a .py as NAME.
 
-    Raises UserError if there is none, it does not take these fields, or its file fails or lacks a required member.
+    Raises UserError if there is no such engine, if it does not have these fields, or if its file fails. The function
+    raises UserError if the engine lacks a required member.
     """
     file, loaded = path(text), module(text)
     if not hasattr(loaded, "make"):
@@ -237,12 +239,12 @@ def _takes(declared: type | None) -> dict[str, fields.Domain]:
 
 
 def _chosen(given: fields.Asked, declared: type | None) -> dict[str, Option]:
-    """Return the values of the fields that are set for an engine, checked by its dataclass `Fields`."""
+    """Return the fields that are set for an engine, by a preset or one by one, checked by its dataclass `Fields`."""
     return fields.values(given, _takes(declared), getattr(declared, "presets", {}))
 
 
 def canonical(text: str) -> str:
-    """Return the canonical text that asks for an engine: a path is absolute, and fields at defaults are left out."""
+    """Return the canonical text for an engine: a path becomes absolute, and fields at their defaults are left out."""
     given = fields.asked(text)
     name = str(path(text)) if given.name.endswith(".py") else given.name
     if not given.fields:
@@ -254,7 +256,7 @@ def canonical(text: str) -> str:
 
 
 def _blamed(file: Path, error: BaseException) -> UserError:
-    """Describe in one line what an engine's file did wrong."""
+    """Return an error that says in one line what went wrong in an engine's file."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     what = next(iter(str(error).splitlines()), "")
@@ -263,6 +265,6 @@ def _blamed(file: Path, error: BaseException) -> UserError:
 
 
 def _near(file: Path) -> Path:
-    """Return a file's path relative to the repository if the file lies in it; else the path as it is."""
+    """Return a file's path relative to the repository if the file is in it; else return the path unchanged."""
     root = FOLDER.parents[1]
     return file.relative_to(root) if file.is_relative_to(root) else file

@@ -1,6 +1,6 @@
-"""A policy's code at arm's length: its time is limited, its prints stay off stdout, what it raises becomes one line.
+"""Call a policy's code: its time is limited, its prints do not reach stdout, and exceptions become one line.
 
-A policy's mistake comes out as `Fault`, whatever it was, so that a caller can tell it from a mistake of the bench.
+Any mistake of a policy becomes a `Fault`, so that a caller can tell it from a mistake of the bench.
 """
 
 from __future__ import annotations
@@ -32,20 +32,26 @@ LONGEST = 120  # characters of an exception's text
 
 
 class Fault(Exception):
-    """A policy raised, answered something that is no action, or did not end. `__cause__` is what it raised, if any."""
+    """The error of a policy that raised an exception, answered with something else than actions, or did not end.
+
+    `__cause__` is the exception that the policy raised, if any.
+    """
 
 
 class Endless(BaseException):
-    """Raised into a policy at its limit. Not an Exception: `except Exception` in a policy must let it through."""
+    """The exception raised inside a policy that reaches its time limit.
+
+    It is not an Exception, so `except Exception` in a policy does not catch it.
+    """
 
 
 class Watch:
-    """A watch that raises `Endless` into a call beyond the limit.
+    """A watch that raises `Endless` inside a call that exceeds its time limit.
 
-    `call` is the number of the call under way, or 0. A repeating timer looks whether the call is still the same one, so
-    a call costs two assignments. Ticks are counted, not seconds: a process that was stopped gets one tick for all the
-    time it slept. Without SIGALRM, or outside the main thread, there is no limit: Python cannot interrupt code there.
-    Nor does it interrupt a call into C.
+    `call` is the number of the call under way, or 0. A repeating timer checks whether it is still the same call, so
+    that a call costs only two assignments. Ticks are counted, not seconds: a process that was stopped gets one tick for
+    the whole time. Without SIGALRM, or outside the main thread, there is no limit, because Python cannot interrupt code
+    there. Calls into C are not interrupted either.
     """
 
     __slots__ = ("_before", "_on", "_seen", "_ticks", "_told", "call", "limit_s")
@@ -90,7 +96,7 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _collecting(frame: FrameType | None) -> bool:
-    """Tell whether a callback of the garbage collector runs: Python drops what is raised there."""
+    """Tell whether a callback of the garbage collector is running; Python drops exceptions that are raised there."""
     callbacks = [code for callback in gc.callbacks if (code := getattr(callback, "__code__", None))]
     while frame is not None:
         if frame.f_code in callbacks:
@@ -101,9 +107,9 @@ def _collecting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn exceptions of the block into a Fault. The block calls code of a policy's file, other than `on`.
+    """Turn exceptions of the block into a Fault. The block calls code of a policy's file other than its method `on`.
 
-    Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the limit of `Watch`, and what it
+    Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the time limit of `Watch`, and what it
     prints goes to stderr.
     """
     with Watch() as watch, quiet():
@@ -118,12 +124,12 @@ def guarded() -> Iterator[None]:
 
 
 def quiet() -> redirect_stdout[Any]:
-    """Send what a policy prints to stderr: stdout is for results."""
+    """Return a context in which prints of a policy go to stderr, because stdout is for results."""
     return redirect_stdout(sys.stderr)
 
 
 def error_text(error: BaseException) -> str:
-    """Describe an exception in one line, by the innermost line of the policy's own file.
+    """Describe an exception in one line, with the innermost line of the policy's file that led to it.
 
     For example `KeyError at mine.py:33 ('m9')`.
     """
@@ -138,5 +144,5 @@ def error_text(error: BaseException) -> str:
 
 
 def _foreign(filename: str) -> bool:
-    """Tell whether a file is foreign: not of the bench or the import system, and not made up by the interpreter."""
+    """Tell whether a file is foreign: neither the bench's, nor the import system's, nor made up by the interpreter."""
     return not filename.startswith("<") and not {HERE, IMPORTS} & set(Path(filename).parents)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as exceptions. Nothing heavy is imported: the command line needs them from its first moment."""
+"""SIGINT and SIGTERM as exceptions. This module imports nothing heavy, as the command line needs it from the start."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT came. It has a class of its own as a KeyboardInterrupt that a policy raises is the policy's fault."""
+    """The exception for SIGINT. It has its own class, as a plain KeyboardInterrupt can be raised by a policy."""
 
 
 class Terminated(Interrupted):
-    """SIGTERM came. It passes wherever a Ctrl-C passes."""
+    """The exception for SIGTERM. It passes all handlers that let Ctrl-C pass."""
 
 
 DEAF_S = 10  # s for which a library may keep Python from handling a signal
@@ -31,11 +31,12 @@ def came(*numbers: int) -> bool:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes.
+    """Raise Terminated at SIGTERM, and Interrupted at SIGINT, within the block, so that open things get closed.
 
-    A batch system ends all processes of a job, and the parent ends its workers too: a second SIGTERM does not disturb
-    closing. An exception that Python swallows, as it does in a `__del__`, is raised again a moment later. If Python
-    cannot handle the signal for `DEAF_S`, because a library waits, the process ends all the same.
+    Outside the main thread nothing changes. A batch system ends all processes of a job, and the parent ends its workers
+    as well. So a second SIGTERM does not disturb the closing. Python swallows an exception in a `__del__`; it is raised
+    again a moment later. If Python cannot handle the signal for `DEAF_S`, because a library waits, the process ends all
+    the same.
     """
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
@@ -77,7 +78,7 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def _watched(numbers: set[signal.Signals]) -> Iterator[None]:
-    """End the process at a signal whose Python handler does not run because the main thread is in a library."""
+    """End the process at a signal if its Python handler cannot run because the main thread is in a library."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     over = threading.Event()

@@ -1,8 +1,8 @@
-"""The meaning of a source file as a digest: equal for files that differ in words alone.
+"""The meaning of a source file as a digest, which is equal for files that differ only in words.
 
-Words of Python are comments, docstrings, annotations (but those of a class, which make fields), lines that only a type
-checker reads, and names of locals that are no parameters. Words of TOML are comments and layout. The meaning of other
-files is their bytes.
+In Python, words are comments, docstrings, annotations, lines that only a type checker reads, and names of local
+variables that are no parameters. Annotations in a class are not words, as they make fields. In TOML, words are comments
+and layout. For other files, the meaning is their bytes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ MOST_KEPT = 4000  # sources of which the meaning is kept on this machine
 
 
 class Source(NamedTuple):
-    """A file of Python: the digest of its meaning, and the dotted names that it imports, anywhere."""
+    """A Python file: the digest of its meaning, and the dotted names of all its imports."""
 
     digest: str
     imports: tuple[str, ...]
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's meaning. Raises UserError if a .py is not Python."""
+    """Return the SHA-256 of a file's meaning. Raises UserError if a .py file is not valid Python."""
     return source(path).digest if path.suffix == ".py" else _values(path, path.stat().st_mtime_ns)
 
 
@@ -59,7 +59,7 @@ def _values(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part 
 
 
 def source(path: Path) -> Source:
-    """Return the meaning and the imports of a Python file. UserError where it is not Python."""
+    """Return the meaning and the imports of a Python file. Raises UserError if it is not valid Python."""
     return _source(path, path.stat().st_mtime_ns)
 
 
@@ -87,7 +87,7 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
 
 
 def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Replace the present files of each rewrite by its earlier files, from which the hashes of stored runs were made.
+    """Replace the present files of each rewrite by its earlier ones, from which the hashes of stored runs were made.
 
     A rewrite is skipped unless `files` has all of its present files.
     """
@@ -99,7 +99,7 @@ def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str
 
 @cache
 def rewrites() -> tuple[tuple[AbstractSet[tuple[str, str]], AbstractSet[tuple[str, str]]], ...]:
-    """Read the rewrites of sources: for each, its files by name and digest as they are now and as they were before."""
+    """Read the rewrites of sources: for each, the (name, digest) pairs of its present and of its earlier files."""
     entries = tomllib.loads(REWRITES.read_text("utf-8")).get("rewrite", [])
     return tuple((frozenset(entry["now"].items()), frozenset(entry["before"].items())) for entry in entries)
 
@@ -132,7 +132,7 @@ def _kept() -> dict[str, Source]:
 
 
 def keep() -> None:
-    """Save the meanings of new sources on this machine; where nothing can be written they are computed again."""
+    """Save the meanings of new sources on this machine; if that fails, a later process computes them again."""
     if not _NEW:
         return
     _NEW.clear()
@@ -151,7 +151,7 @@ def keep() -> None:
 
 
 def told(node: object) -> str:
-    """Return a syntax tree as text. The text is equal in all versions of Python that have the tree's nodes.
+    """Return a syntax tree as text, which is equal in all versions of Python that have the tree's nodes.
 
     Empty fields of nodes are left out.
     """
@@ -164,14 +164,14 @@ def told(node: object) -> str:
 
 
 class Wordless(ast.NodeTransformer):
-    """A transformer that takes the words out of a tree in place. A local is named by its number in the file."""
+    """A transformer that removes the words from a tree in place. Local variables get numbers as names."""
 
     def __init__(self) -> None:
         self.scopes = list[tuple[dict[str, str], bool]]()  # names with what they become, and whether they are a class's
         self.made = 0
 
     def name(self, name: str) -> str:
-        """Return the new name of a local in the present scope; other names stay.
+        """Return the new name of a local variable in the present scope; other names stay the same.
 
         Functions do not see the names of a class around them.
         """
@@ -181,7 +181,7 @@ class Wordless(ast.NodeTransformer):
         return name
 
     def scope(self, bound: Iterable[str], same: Iterable[str] = ()) -> dict[str, str]:
-        """Return the new name of each name in a new scope; the `same` stay as they are."""
+        """Return a mapping from the names of a new scope to their new names; the names in `same` do not change."""
         names = {name: name for name in same}
         for name in bound:
             if name not in names:
@@ -190,12 +190,15 @@ class Wordless(ast.NodeTransformer):
         return names
 
     def lists(self, *parts: list[Any]) -> None:
-        """Visit lists of a node in place."""
+        """Visit the nodes in lists, and replace the lists' content by the results."""
         for part in parts:
             part[:] = [x for node in part for x in _listed(self.visit(node))]
 
     def visit_FunctionDef(self, node: Any) -> ast.AST:
-        """Visit a function: decorators and defaults are of the scope around it, parameters keep their names."""
+        """Visit a function; its parameters keep their names.
+
+        Its decorators and defaults belong to the scope around it.
+        """
         arguments, body = node.args, node.body if isinstance(node.body, list) else [node.body]
         self.lists(getattr(node, "decorator_list", []), arguments.defaults)
         arguments.kw_defaults = [default and self.visit(default) for default in arguments.kw_defaults]
@@ -215,7 +218,7 @@ class Wordless(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef  # noqa: N815
 
     def visit_ListComp(self, node: Any) -> ast.AST:
-        """Visit a comprehension, whose first iterable is of the scope around it."""
+        """Visit a comprehension; its first iterable belongs to the scope around it."""
         first = node.generators[0]
         first.iter = self.visit(first.iter)
         names = self.scope(_bound(generator.target for generator in node.generators))
@@ -232,7 +235,7 @@ class Wordless(ast.NodeTransformer):
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # noqa: N815
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        """Visit a class, whose names stay."""
+        """Visit a class; the names in its body do not change."""
         self.lists(node.decorator_list, node.bases, node.keywords)
         node.name = self.name(node.name)
         self.scopes.append(({name: name for name in _bound(node.body)}, True))
@@ -241,29 +244,29 @@ class Wordless(ast.NodeTransformer):
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        """Leave out a string that stands alone."""
+        """Remove a statement that is only a string, such as a docstring."""
         alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         return None if alone else self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        """Leave out what a type checker alone reads."""
+        """Remove a block that only a type checker reads."""
         self.generic_visit(node)
         checked = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         return node.orelse if checked else node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        """Leave out an annotation that makes no field."""
+        """Remove an annotation that does not declare a field."""
         if self.scopes and self.scopes[-1][1]:
             return self.generic_visit(node)
         return node.value and self.visit(ast.Assign(targets=[node.target], value=node.value))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Rename a local."""
+        """Rename a local variable."""
         node.id = self.name(node.id)
         return node
 
     def generic_visit(self, node: Any) -> ast.AST:
-        """Visit a node, and rename locals that its fields hold as text."""
+        """Visit a node, and rename local variables whose names are text in its fields."""
         super().generic_visit(node)
         for kind, field in NAMED:
             if isinstance(node, kind) and getattr(node, field):
@@ -280,7 +283,7 @@ def _listed(node: Any) -> list[Any]:
 def _own(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Yield nodes, and all nodes below them that belong to the same scope.
 
-    Below an inner function or class these are its decorators, below a comprehension its assignments (`:=`).
+    Of an inner function or class, only the decorators belong to it; of a comprehension, only its assignments (`:=`).
     """
     for node in nodes:
         yield node

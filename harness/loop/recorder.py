@@ -1,4 +1,4 @@
-"""Logs of a replay: decisions with the queries read for them, and the fate of actions refused for now."""
+"""Logs of a replay: each decision with the queries that the policy made for it, and events of standing orders."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Fate = Literal["refused", "issued", "withdrawn"]
 class Note:
     """An event of a standing order (harness/loop/standing.py).
 
-    The order was refused, with the engine's reason; issued again, and accepted; or withdrawn for a newer action of the
-    policy.
+    The engine refused the order, for the reason `why`; it was issued again and accepted; or it was withdrawn because of
+    a newer action of the policy.
     """
 
     now_s: float
@@ -29,14 +29,14 @@ class Note:
 
 
 class Log(Protocol):
-    """A listener to decisions; it may stand between a policy and its view."""
+    """A listener to decisions and standing orders. It may put a view of its choice between a policy and the engine."""
 
     def watch(self, view: View) -> View:
-        """Return the view to hand to the policy."""
+        """Return the view that the policy reads, made from the engine's `view`."""
         ...
 
     def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
-        """Record one decision."""
+        """Record a decision: the event, the policy's actions and the time."""
         ...
 
     def stood(self, note: Note) -> None:
@@ -46,7 +46,7 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One query of a policy and its answer."""
+    """A query of a policy, and its answer."""
 
     query: str
     args: tuple[Any, ...]
@@ -55,7 +55,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An event, what the policy read, and what it answered."""
+    """A decision: the event, the policy's queries, and the actions of its answer."""
 
     now_s: float
     event: Event
@@ -64,5 +64,5 @@ class Decision:
 
 
 def positions(query: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a query's arguments in order, whichever way a policy writes them."""
+    """Return a query's arguments by position, also if a policy passed some by name."""
     return signature(getattr(View, query)).bind(None, *args, **named).args[1:] if named else args

@@ -1,4 +1,4 @@
-"""The one loop: next event -> system -> actions -> engine. Timers and thinking time live here, engines know neither."""
+"""The one loop: next event -> system -> actions -> engine. Timers and thinking time are here; engines have neither."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PLACING = frozenset({Load, Evict, Limit, Move})
 
 
 class Livelock(Fault):
-    """A policy went on deciding, or answering, without time passing."""
+    """The error of a policy that makes decisions, or answers with actions, without end while no time passes."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Actions that the engine refused, and the policy's wall-clock seconds, which enter no result."""
+    """The number of actions that the engine refused, and the policy's wall-clock seconds, which enter no result."""
 
     refused: int = 0  # actions that failed, or were refused for now: once each
     first_refused: str = ""  # the first of them, when, and the engine's reason
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Agenda:
-    """Timers and delayed answers by (time, order of asking); a key's later timer replaces its earlier one."""
+    """Timers and delayed actions in order of time, then of request; a new timer replaces an earlier one of its key."""
 
     due_s = math.inf  # when the first entry in force is due
 
@@ -53,7 +53,7 @@ class Agenda:
         self._seq = 0
 
     def wake(self, at_s: float, key: str) -> None:
-        """Arm, move or (at infinity) cancel a timer."""
+        """Set a timer, replace it, or cancel it (`at_s` infinite)."""
         self._seq += 1
         self._timer[key] = self._seq
         if at_s < math.inf:
@@ -61,13 +61,13 @@ class Agenda:
         self._look()
 
     def later(self, at_s: float, actions: tuple[Action, ...]) -> None:
-        """Schedule actions, which are to be applied at a time."""
+        """Schedule actions that are to be applied at `at_s`."""
         self._seq += 1
         heapq.heappush(self._heap, (at_s, self._seq, None, actions))
         self._look()
 
     def pop(self) -> tuple[str | None, tuple[Action, ...]]:
-        """Remove and return the first entry in force: a timer's key, or actions."""
+        """Remove and return the first valid entry: the key of a timer, or actions."""
         _, _, key, actions = heapq.heappop(self._heap)
         if key is not None:
             del self._timer[key]
@@ -75,7 +75,7 @@ class Agenda:
         return key, actions
 
     def _look(self) -> None:
-        """Drop entries that are no longer in force from the front of the heap."""
+        """Drop replaced and cancelled timers from the front of the heap."""
         heap = self._heap
         while heap:
             self.due_s, seq, key, _ = heap[0]
@@ -92,8 +92,8 @@ TRUE_LENGTHS = "view.oracle_tokens"
 def missing(system: System, engine: Engine) -> list[str]:
     """List the actions, queries, events and options that a system needs and an engine lacks.
 
-    Names of a policy's own input (`Request.`, `Cluster.`) are skipped, as engines do not provide it. An option in
-    FORESEES is listed also if the system does not use TRUE_LENGTHS.
+    Names of a policy's input (`Request.`, `Cluster.`) are skipped, because engines do not provide it. An option in
+    FORESEES is also listed if the system does not use TRUE_LENGTHS.
     """
     uses = {u for u in system.uses if not u.startswith(("Request.", "Cluster."))}
     lacks = sorted(uses - engine.can - {"Wake"})
@@ -118,12 +118,14 @@ def replay(
 ) -> Outcome:
     """Run a workload through a system on an engine until every request has ended, or until `end_s`.
 
-    Each decision takes `decision_s`; a policy decides one event at a time and sees the view of its start. Loads,
-    evictions, limits and moves take effect `control_s` later still. So do the turns of the same answer: they would else
-    end as stuck before their loads start. On a wall clock both are 0: thinking takes its own time.
+    Each decision takes `decision_s`. A policy decides on one event at a time, and sees the state at the decision's
+    start. Loads, evictions, limits and moves take effect `control_s` later still. The turns of the same answer are
+    delayed as well; otherwise they would end as stuck before their loads start. On a wall clock both delays are 0,
+    because a decision takes real time.
 
-    The engine is made ready here, and closed by its maker. Raises Unsupported (before the engine is ready), Infeasible,
-    and Fault: the policy raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time pass (Livelock).
+    The engine is made ready here; its maker closes it. Raises Unsupported (before the engine is ready), Infeasible, or
+    Fault. A Fault is a policy that raises an exception, answers with something else than actions, exceeds
+    `guard.LIMIT_S`, or lets no time pass (Livelock).
     """
     if lacks := missing(system, engine):
         raise Unsupported(", ".join(lacks))
@@ -140,7 +142,7 @@ def replay(
 
 
 class Replay:
-    """A run in progress: events that wait for a decision, the agenda, and standing orders."""
+    """A run in progress: the events that wait for a decision, the agenda, and the standing orders."""
 
     def __init__(self, system: System, engine: Engine, decision_s: float, control_s: float, log: Log | None) -> None:
         self.system, self.engine, self.log = system, engine, log
@@ -163,7 +165,7 @@ class Replay:
         self.apply([a for a in actions if isinstance(a, Wake)], 0.0)
 
     def run(self) -> None:
-        """Let the policy decide the oldest event, or else let time pass, until all has ended or nothing comes."""
+        """Let the policy decide on the oldest event, or else let time pass, until all has ended or nothing comes."""
         idle, heard, view = self.engine.idle, self.heard, self.view
         while not idle():
             if heard and not self.thinking and view.now_s >= self.free_s:
@@ -177,9 +179,9 @@ class Replay:
                 return
 
     def wait(self) -> bool:
-        """Let time pass until something happens; return False if nothing comes any more.
+        """Let time pass until something happens; return False if nothing will happen any more.
 
-        The end of a decision is waited for only if its answer takes effect then, or another event waits for it.
+        Wait for the end of a decision only if its answer takes effect then, or if another event waits for it.
         """
         due_s, free_s = self.agenda.due_s, self.free_s
         lands = free_s <= due_s and (self.thinking or self.heard or (due_s == math.inf and self.view.now_s < free_s))
@@ -203,7 +205,7 @@ class Replay:
         return True
 
     def hear(self, event: Event) -> None:
-        """Queue an event for the policy; after `Freed`, issue the standing orders again instead."""
+        """Queue an event for the policy; at `Freed`, issue the standing orders again instead."""
         if type(event) is Freed:
             self.standing.again(self.engine.do, self.view.now_s)
             return
@@ -212,7 +214,7 @@ class Replay:
             self.count(event)
 
     def decide(self, event: Event) -> tuple[Action, ...]:
-        """Ask the policy."""
+        """Call the policy with an event, and return the actions of its answer."""
         now_s, outcome, watch = self.view.now_s, self.outcome, self.watch
         if now_s > self.instant:
             self.rounds, self.instant = 0, now_s
@@ -247,7 +249,7 @@ class Replay:
     def apply(self, actions: Sequence[Action], delay_s: float) -> None:
         """Set timers and issue actions.
 
-        If one of the actions is in PLACING, it is issued `delay_s` later, and so are the turns among the actions.
+        Actions in PLACING are issued `delay_s` later. If there are any, so are the turns among the actions.
         """
         standing, do = self.standing, self.engine.do
         placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
@@ -266,10 +268,10 @@ class Replay:
                 standing.add(action, refusal.why, self.view.now_s)
 
     def withdraw(self, newer: Action) -> None:
-        """Forget the standing orders that a newer action replaces.
+        """Withdraw the standing orders that a newer action replaces.
 
-        If the newer action closes the lane of a standing turn, a policy that hears `TurnEnded` gets that event, as from
-        an engine.
+        If the newer action closes the lane of a standing turn, a policy that hears `TurnEnded` gets that event, as it
+        would from an engine.
         """
         closes = isinstance(newer, Run) and newer.steps == 0 and TurnEnded in self.system.hears
         for gone in self.standing.withdraw(newer, self.view.now_s):
@@ -277,7 +279,7 @@ class Replay:
                 self.heard.append(TurnEnded(gone.batch, gone.phase, "steps", 0, 0.0))
 
     def count(self, refusal: Done) -> None:
-        """Note that an action was refused."""
+        """Count a refused action, and store the text of the first one."""
         outcome = self.outcome
         outcome.refused += 1
         if outcome.refused == 1:
@@ -286,6 +288,6 @@ class Replay:
 
 
 def _when(now_s: float, event: Event) -> str:
-    """Describe the call of a policy by its time and event."""
+    """Return the time and the event of a policy's call as text."""
     told = f"Arrived(id={event.request.id})" if isinstance(event, Arrived) else str(event)
     return f"t = {now_s:.6g} s, {told}"

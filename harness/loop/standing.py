@@ -1,7 +1,7 @@
-"""Standing orders: actions that the engine refused "not now", issued again when something comes free.
+"""Standing orders: actions that the engine refused "not now", which are issued again when something comes free.
 
-They are issued in order of first issue, never on a timer, until the engine accepts them or the policy gives an order on
-the same thing. The policy is not told of this; the log is.
+They are issued again in the order in which they were first issued, never on a timer. An order stands until the engine
+accepts it, or until the policy gives an order on the same subject. The log records this; the policy gets no event.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from harness.policy.events import Done
 
 @dataclass(slots=True)
 class Standing:
-    """The orders that stand, oldest first."""
+    """The standing orders, oldest first."""
 
     orders: list[Action]
     log: Log | None = None
 
     def add(self, action: Action, why: str, now_s: float) -> None:
-        """Keep an order that was refused for now."""
+        """Add an action that the engine refused for now."""
         self.orders.append(action)
         self._note(now_s, action, "refused", why)
 
     def withdraw(self, newer: Action, now_s: float) -> list[Action]:
-        """Forget, and return, the orders that a newer action of the policy replaces."""
+        """Remove and return the orders that a newer action of the policy replaces."""
         gone = [action for action in self.orders if same_subject(newer, action)]
         for action in gone:
             self.orders.remove(action)
@@ -36,14 +36,14 @@ class Standing:
         return gone
 
     def awaited(self, turn: Action) -> bool:
-        """Tell whether an action is a turn (a `Run` that ends by itself) on weights whose Load is a standing order.
+        """Tell whether an action is a turn (a `Run` that ends by itself) whose weights wait for a standing Load.
 
         If it were issued before the Load, the turn would end at once.
         """
         return is_turn(turn) and any(isinstance(a, Load) and a.inst == turn.batch.inst for a in self.orders)
 
     def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:
-        """Issue all orders again; those that are refused once more keep their places."""
+        """Issue all orders again; those that are refused once more stay in the same order."""
         orders, self.orders = self.orders, []
         for action in orders:
             if self.awaited(action):
@@ -60,12 +60,12 @@ class Standing:
 
 
 def is_turn(action: Action) -> TypeGuard[Run]:
-    """Tell whether an action is a turn: an order that ends by itself."""
+    """Tell whether an action is a turn: a `Run` that ends by itself."""
     return isinstance(action, Run) and (action.for_s is not None or bool(action.steps))
 
 
 def same_subject(newer: Action, stands: Action) -> bool:
-    """Tell whether an action has the subject of a standing one, and so takes its place."""
+    """Tell whether an action has the same subject as a standing order, so that it replaces the order."""
     match newer, stands:
         case (Load(inst) | Evict(inst), Load(other) | Evict(other)):
             return inst == other

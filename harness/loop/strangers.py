@@ -1,9 +1,9 @@
-"""Files of code that a command may import, where it is limited to those that its user names.
+"""Files of code that a command may import, if it is limited to the files that its user names.
 
-Stored results name the file of the system that made them, and may come from a stranger. So a command imports, beside
-what lies in this repository, only files that its own words name, or a TOML file that these words name; `--trust` lifts
-the limit. It is kept in the environment, which worker processes inherit. A program that imports the bench as a library
-has none.
+Stored results name the file of the system that made them, and a stranger may have sent them. So a command imports a
+file outside this repository only if the command line names the file, or names a TOML file that names it. `--trust`
+lifts the limit. The limit is stored in the environment, which worker processes inherit. A program that imports the
+bench as a library has no limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ END = ".py"
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Allow imports of only those files of code that `name` allows within the block."""
+    """Limit imports of code within the block to the files that `name` allows."""
     before = os.environ.get(LIMIT)
     os.environ[LIMIT] = ""
     try:
@@ -36,7 +36,7 @@ def limited() -> Iterator[None]:
 
 
 def name(*words: str) -> None:
-    """Allow the files of code that a user's words name, such as words of a command line or values of a TOML file."""
+    """Allow the files of code that a user's words name: words of a command line, or values of a TOML file."""
     limit = os.environ.get(LIMIT, ANY)
     if limit != ANY:
         more = (path for word in words for path in _named(word))
@@ -44,13 +44,13 @@ def name(*words: str) -> None:
 
 
 def trust() -> None:
-    """Allow every file, whoever names it."""
+    """Lift the limit: allow every file, whoever names it."""
     if LIMIT in os.environ:
         os.environ[LIMIT] = ANY
 
 
 def known(file: Path) -> None:
-    """Raise UserError for a file of code that the user of this command did not name."""
+    """Raise UserError for a file of code that the limit does not allow."""
     from harness.policy.types import UserError
 
     limit = os.environ.get(LIMIT, ANY)
@@ -62,7 +62,7 @@ def known(file: Path) -> None:
 
 
 def load(name: str, file: Path) -> ModuleType:
-    """Import a file of code as the module of a name; after a failure there is no such module."""
+    """Import a file of code as a module with the given name. If the import fails, the module is removed again."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -76,7 +76,7 @@ def load(name: str, file: Path) -> ModuleType:
 
 
 def _named(word: str) -> Iterator[str]:
-    """Yield the paths of Python files that a word may name: alone, as an item of a list, or as an option's value."""
+    """Yield the paths of Python files that a word may name: the whole word, an item of a list, or an option's value."""
     begins = [0, *(i + 1 for i, c in enumerate(word) if c in ",=")]
     at = word.find(END)
     while at >= 0:

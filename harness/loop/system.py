@@ -1,4 +1,4 @@
-"""The one interface of every strategy, and the reader that finds a strategy by name or path."""
+"""The interface of all strategies, and functions that find a strategy by name or path."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def user_cache() -> Path:
-    """Return the folder in which the bench keeps files of this user. Raises RuntimeError for a user without a home."""
+    """Return the folder in which the bench stores files of this user. Raises RuntimeError for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-sharing-bench"
 
 
 class System(Protocol):
-    """A GPU-sharing strategy: hears events, answers with actions; owns no clock, thread or GPU.
+    """A GPU-sharing strategy: it hears events and answers with actions; it has no clock, thread or GPU.
 
-    The three fields depend on the preset, so they belong to the object.
+    The values of the three fields depend on the preset, so they belong to the object.
     """
 
     hears: frozenset[type]  # event types; action types whose successful Done is wanted
@@ -41,12 +41,12 @@ class System(Protocol):
     options: Mapping[str, Option]  # what the paper's engine has: kv, preempt, sharing, memory, ...
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer one event; the answer is read to its end, then applied in order."""
+        """Answer one event with actions. The whole answer is read first, then its actions are applied in order."""
         ...
 
 
 class Make(Protocol):
-    """A system file's class: keyword fields are its parameters."""
+    """The class in a system's file; the keyword arguments of its call are the system's fields."""
 
     presets: Mapping[str, Mapping[str, Option]]
 
@@ -56,7 +56,7 @@ class Make(Protocol):
 
 
 def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
-    """Make a system for a cluster, with the values of its fields.
+    """Build a system for a cluster, with these values of its fields.
 
     Raises Infeasible or Unsupported if the system does, and Fault for any other mistake in it.
     """
@@ -72,7 +72,7 @@ def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
 
 
 def names() -> list[str]:
-    """Return the systems on hand: the directory is the registry."""
+    """Return the names of the available systems, by the files in systems/."""
     return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
 
 
@@ -80,7 +80,7 @@ RENAMED = ROOT / "systems" / "renamed.toml"  # names that systems had
 
 
 def path(name: str) -> Path:
-    """Return the file of a system, by name (`prism`) or by path (`./mine.py`). UserError if there is none."""
+    """Return the file of a system, by name (`prism`) or by path (`./mine.py`). UserError if it does not exist."""
     if name.endswith(".py"):
         if not (file := Path(name).resolve()).is_file():
             raise UserError(f"no file {name}")
@@ -95,7 +95,7 @@ def path(name: str) -> Path:
 def module(name: str) -> ModuleType:
     """Import the module of a system, by name or by path. Raises as `path` does, and Fault if its import fails.
 
-    UserError for a file of code that only stored results name (harness/loop/strangers.py).
+    Raises UserError for a file of code that only stored results name (harness/loop/strangers.py).
     """
     file = path(name)
     if name.endswith(".py"):
@@ -107,9 +107,9 @@ def module(name: str) -> ModuleType:
 
 
 def find(name: str) -> Any:
-    """Find the class of a system: the only class in its file that has a method `on`.
+    """Return the class of a system: the only class in its file that has a method `on`.
 
-    Raises as `module` does, UserError if there is not exactly one, and Fault if it has no `presets`.
+    Raises as `module` does. Raises UserError if there is not exactly one such class, and Fault if it has no `presets`.
     """
     source = module(name)
     classes = [

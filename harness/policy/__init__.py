@@ -1,1 +1,1 @@
-"""All that a strategy may import: actions, events, queries, nouns, and algorithms that several systems share."""
+"""All that a strategy may import: actions, events, queries, types, and algorithms that several systems share."""

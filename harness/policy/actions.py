@@ -12,7 +12,7 @@ from harness.policy.types import Batch, Gpus, Host, Inst, Phase
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring weights into a place; `Done(Load)` when they can be used. It waits for memory in order of issue.
+    """Load weights into a place; `Done(Load)` comes when they can be used. Loads get memory in order of issue.
 
     Example: `Load(Inst("chat", (0,)), way="sleep")`
     """
@@ -23,7 +23,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Free weights, never KV; `Done(Evict)` when their memory is free.
+    """Free weights, never KV; `Done(Evict)` comes when their memory is free.
 
     Example: `Evict(Inst("chat", (0,)), drain=False)`
     """
@@ -46,7 +46,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Make a request, or all later arrivals of a model, members of a batch. They step once a lane of it is open.
+    """Make a request, or all later arrivals of a model, members of a batch. They step once the batch has an open lane.
 
     Example: `Admit("chat", Batch(Inst("chat", (0,))))`
     """
@@ -57,7 +57,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give a request up; it ends `dropped`, which misses its SLO.
+    """Give a request up: it ends as `dropped`, and misses its SLOs.
 
     Example: `Drop(17)`
     """
@@ -67,7 +67,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Open a lane: a standing order, in force until a later one replaces it.
+    """Open a lane. The order stays in force until a later one replaces it.
 
     `Run(batch)` alone is default continuous batching. With `for_s` or `steps` it is a turn, which `TurnEnded` ends.
 
@@ -87,7 +87,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move the KV of a request, or of all members of a batch; `Done(Move)` when the last of it has arrived.
+    """Move the KV of a request, or of all members of a batch; `Done(Move)` comes when all of it has arrived.
 
     Example: `Move(17, to=Host(0))`
     """
@@ -112,6 +112,6 @@ Action = Load | Evict | Limit | Admit | Drop | Run | Move | Wake
 
 
 def brief(action: Action) -> str:
-    """Return an action as text, without the fields that stand at their defaults."""
+    """Return an action as text, without the fields that have their default values."""
     given = [f"{f.name}={x!r}" for f in fields(action) if (x := getattr(action, f.name)) != f.default]
     return f"{type(action).__name__}({', '.join(given)})"

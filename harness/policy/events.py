@@ -1,4 +1,4 @@
-"""Events that a policy can hear: seven inert values, and an eighth for the loop alone. No event is per step."""
+"""Events that a policy can hear: seven inert values, and an eighth for the loop alone. Steps send no events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Failed = Literal["never", "not now", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """A timer fired; "start" is the first event of all, before the clock starts. Loads ordered then take no time.
+    """A timer fired. "start" is the first event of all, before the clock starts; loads ordered then take no time.
 
     Example: `Woke("start")`
     """
@@ -35,7 +35,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A request's KV is whole and its first token is out; not sent when that token ends the request.
+    """A request's prefill is complete and its first token is out; not sent if this token ends the request.
 
     Example: `Prefilled(17, Batch(Inst("chat", (0,))))`
     """
@@ -58,7 +58,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The engine took a request's KV pages for want of memory; it stays in its batch.
+    """The engine took a request's KV pages because memory was short; the request stays in its batch.
 
     Example: `Preempted(17, Batch(Inst("chat", (0,))))`
     """
@@ -83,11 +83,11 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
+    """The end of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
 
     No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the policy
-    gives a newer action on the same subject (harness/loop/standing.py). Other refusals always come; a successful end
-    comes if the action's type is in `hears`.
+    gives a newer action on the same subject (harness/loop/standing.py). All other refusals are sent. A successful end
+    is sent if the action's type is in `hears`.
 
     Example: `Done(Load(Inst("chat", (0,))), "never", "chat needs 90.1 GiB, more than the GPU has")`
     """
@@ -99,7 +99,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Something came free that an action refused "not now" may have lacked. No policy hears it."""
+    """Memory or something else came free that an action refused "not now" may have lacked. No policy hears it."""
 
 
 Event = Woke | Arrived | Prefilled | Finished | Preempted | TurnEnded | Done | Freed

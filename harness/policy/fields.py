@@ -1,14 +1,14 @@
-"""Fields of a system or an engine that a user may set: each declaration states its default and domain.
+"""Fields of a system or an engine that a user may set: each declaration states the default and the allowed values.
 
-order: str = choice("moore-hodgson", "fcfs")    the first one is the default
-idle_s: float = number(45.0, 1, 600)            both ends belong to the range
-keep: str = by_model(0, 600)                    of some models: "a=60 b=0"; of all but some: "*=60 b=0"
-z: float = number(2.0, 0, 5, tuned=True)        what its paper leaves open: `bench tune` draws it
-evict: str = choice("pressure", "out", tuned=True, undrawn=("never",))    a part switched off is never drawn
+order: str = choice("moore-hodgson", "fcfs") the first one is the default idle_s: float = number(45.0, 1, 600) both ends
+belong to the range keep: str = by_model(0, 600) of some models: "a=60 b=0"; of all but some: "*=60 b=0" z: float =
+number(2.0, 0, 5, tuned=True) what its paper leaves open: `bench tune` draws it evict: str = choice("pressure", "out",
+tuned=True, undrawn=("never",)) a part switched off is never drawn
 
-They are asked for as NAME[:PRESET][+FIELD=VALUE...]: `chunked:strict+tau=256`, `./mine.py+idle_s=5`,
-`attach+urls=http://a:8000,http://b:8000/v1+key_env=KEY`. A value goes on up to the next +FIELD=, so it may hold colons,
-commas and other pluses. It is read as TOML, and a bare word as a string; one in double quotes may hold anything.
+A user writes NAME[:PRESET][+FIELD=VALUE...]: `chunked:strict+tau=256`, `./mine.py+idle_s=5`,
+`attach+urls=http://a:8000,http://b:8000/v1+key_env=KEY`. A value ends at the next +FIELD=, so it may contain colons,
+commas and other plus signs. It is read as TOML, and a bare word as a string. A value in double quotes may contain
+anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Domain(NamedTuple):
-    """The values that a field may have: some choices, a range of numbers, or else any value of the default's type."""
+    """The values that a field may have: some choices, numbers in a range, or else any value of the default's type."""
 
     default: Any  # inspect.Parameter.empty where a value must be given
     choices: tuple[Option, ...] = ()
@@ -44,33 +44,33 @@ class Domain(NamedTuple):
 
     @property
     def stated(self) -> bool:
-        """True if the declaration says more than a type."""
+        """True if the declaration states choices or a range, not only a type."""
         return bool(self.choices) or (self.least, self.most) != (-math.inf, math.inf)
 
 
 def choice(default: Option, *others: Option, tuned: bool = False, undrawn: tuple[Option, ...] = ()) -> Any:
-    """Declare a field of a dataclass that takes one of these values."""
+    """Declare a field of a dataclass that has `default` or one of `others` as its value."""
     domain = Domain(default, (default, *others, *undrawn), tuned=tuned, undrawn=undrawn)
     return dataclasses.field(default=default, metadata={DOMAIN: domain})
 
 
 def number(default: float, least: float, most: float, *, tuned: bool = False) -> Any:
-    """Declare a field of a dataclass that takes a number from `least` to `most`."""
+    """Declare a field of a dataclass that has a number from `least` to `most` as its value."""
     return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (), least, most, tuned)})
 
 
 def by_model(least: float, most: float) -> Any:
-    """Declare a field of a dataclass that takes numbers of some models, as "a=60 b=0" or "*=60 b=0"; see `numbers`."""
+    """Declare a field of a dataclass that has numbers for some models, as "a=60 b=0" or "*=60 b=0"; see `numbers`."""
     return dataclasses.field(default="", metadata={DOMAIN: Domain("", (), least, most)})
 
 
 def numbers(system: Any, name: str, models: Iterable[str], default: float) -> dict[str, float]:
-    """Return the numbers that a system's field of `by_model` gives to some models, and the default for all others.
+    """Return a number for each model: the number in the system's field `name`, or the default for models without one.
 
-    A star stands for all models; of two numbers for one model the later holds.
+    The field was declared by `by_model`. A star means all models. If a model has two numbers, the later one applies.
 
-    Raises UserError, which names the field and the wrong part of it, for an unknown model, text that is no number, and
-    a number out of range.
+    Raises UserError for an unknown model, text that is no number, and a number out of range. The error names the field
+    and its wrong part.
     """
     domain = domains(type(system))[name]
     given = dict.fromkeys(models, default)
@@ -89,7 +89,7 @@ def numbers(system: Any, name: str, models: Iterable[str], default: float) -> di
 
 
 def domains(make: type) -> dict[str, Domain]:
-    """Return the domain of each field of a class, in order. Without a declaration, it is the type of the default."""
+    """Return the domain of each field of a class, in order; without a declaration, it is the type of the default."""
     declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
     stated = {field.name: field.metadata[DOMAIN] for field in declared if DOMAIN in field.metadata}
     takes = inspect.signature(make).parameters
@@ -100,20 +100,20 @@ def domains(make: type) -> dict[str, Domain]:
 
 
 class Asked(NamedTuple):
-    """A text NAME[:PRESET][+FIELD=VALUE...] that has been read."""
+    """A parsed text NAME[:PRESET][+FIELD=VALUE...]."""
 
     name: str  # or the path of a .py
     preset: str | None = None
     fields: Mapping[str, Option] = {}
 
     def __str__(self) -> str:
-        """Return the text that is read as this value, with fields in order of their names."""
+        """Return the text that parses to this value, with fields in order of their names."""
         pairs = (f"+{name}={_written(value)}" for name, value in sorted(self.fields.items()))
         return self.name + (f":{self.preset}" if self.preset is not None else "") + "".join(pairs)
 
 
 def asked(text: str) -> Asked:
-    """Read NAME[:PRESET][+FIELD=VALUE...]; UserError for a field without a value."""
+    """Parse NAME[:PRESET][+FIELD=VALUE...]. UserError for a field without a value, or one that appears twice."""
     quoted = [match.span() for match in QUOTED.finditer(text)]
     starts = [match.start() for match in FIELD.finditer(text)]
     starts = [at for at in starts if not any(a < at < b for a, b in quoted)]
@@ -129,7 +129,7 @@ def asked(text: str) -> Asked:
 
 
 def _named(head: str) -> tuple[str, str | None]:
-    """Split a name from its preset; a colon may be part of a file's name, but of no other."""
+    """Split a text into name and preset. A colon may be part of a file's name, but not of any other name."""
     if head.endswith(".py"):
         return head, None
     stem, of_file, preset = head.rpartition(".py:")
@@ -140,7 +140,10 @@ def _named(head: str) -> tuple[str, str | None]:
 
 
 def toml_value(text: str) -> Any:
-    """Parse a TOML value, or a number such as `.5` or `5.`; else a string. UserError if it is nested too deeply."""
+    """Parse a TOML value, or a number such as `.5` or `5.`; return any other text as a string.
+
+    Raises UserError if the value is nested too deeply.
+    """
     if BARE.fullmatch(text):
         return float(text)
     try:
@@ -153,7 +156,7 @@ def toml_value(text: str) -> Any:
 
 
 def _written(value: Option) -> str:
-    """Return the text of a value: bare if that is read back as the value, else in quotes."""
+    """Return a value as text: without quotes if this text parses to the value, else in quotes."""
     if not isinstance(value, str):
         return json.dumps(value)
     bare = '"' not in value and not FIELD.search(value) and toml_value(value) == value
@@ -161,7 +164,10 @@ def _written(value: Option) -> str:
 
 
 def values(given: Asked, takes: Mapping[str, Domain], presets: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
-    """Return the fields that are set, by the preset and then one by one. UserError if unknown or out of range."""
+    """Return the fields that are set: those of the preset, then those given one by one.
+
+    Raises UserError for an unknown preset or field, and for a value that the field may not have.
+    """
     if given.preset is not None and given.preset not in presets:
         have = ", ".join(presets) or "none"
         raise UserError(f'{given.name} has no preset "{given.preset}"{meant(given.preset, presets)} (it has: {have})')
@@ -189,6 +195,6 @@ def _fitting(name: str, value: Option, domain: Domain) -> Option:
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean X?` if some name is close, else ""."""
+    """Return `; did you mean X?` if one of `names` is similar to `name`, else ""."""
     close = get_close_matches(name, list(names), 1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,4 +1,4 @@
-"""The memory for KV of models on a GPU, for systems whose papers serve one model."""
+"""The management of KV memory on GPUs that several models share, for systems whose papers serve one model."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from harness.policy.types import Gpus
 
 
 def kv_manager(asked: str, places: Iterable[Gpus]) -> str:
-    """Return option `kv` of models at these places: `asked`; for `auto`, `elastic` if two share a GPU, else `paged`.
+    """Return the option `kv` for models at these places: `elastic` or `paged` for `auto`, else `asked` itself.
 
-    Each model is a process of its own. The blocks of a paged cache belong to one process; processes share what a GPU
-    has free in pages that the driver maps, as under kvcached.
+    `auto` becomes `elastic` if two places share a GPU, else `paged`. Each model is a separate process, and the blocks
+    of a paged cache belong to one process. Processes can share the free memory of a GPU in pages that the driver maps,
+    as with kvcached.
     """
     if asked != "auto":
         return asked

@@ -1,7 +1,8 @@
-"""GPUs of several kinds in one cluster, as text: `h100*2+l40s*4` has two GPUs of one kind and four of another.
+"""Clusters with several GPU kinds, as text: a mix `h100*2+l40s*4` has two GPUs of one kind and four of another.
 
-A cluster of a mix is a whole number of its copies. The GPUs of a kind lie together, kinds in the order of the text, and
-each kind begins a node. So a tensor-parallel group, which lies within a node, has GPUs of one kind.
+A cluster consists of a whole number of copies of its mix. All GPUs of a kind are adjacent, and the kinds are in the
+order of the text. Each kind begins a new node. A tensor-parallel group lies within a node, so all its GPUs have the
+same kind.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ PART = re.compile(r"([^*+\s]+)(?:\*([0-9]{1,4}))?")
 
 
 def mixed(gpu: str) -> bool:
-    """Tell whether a text describes a mix; otherwise it names one kind."""
+    """Tell whether a text describes a mix; if not, it names a single kind."""
     return "*" in gpu or "+" in gpu
 
 
 @cache
 def parts(gpu: str) -> tuple[tuple[str, int], ...]:
-    """Return the GPU kinds of a mix, each with its number of GPUs in one copy of the mix; a kind by itself has 1.
+    """Return the GPU kinds of a mix, each with its number of GPUs in one copy of the mix; 1 for a single kind.
 
     Raises UserError for text of another form, a count of 0, and a single kind with a count.
     """
@@ -50,12 +51,12 @@ def names(gpu: str) -> list[str]:
 
 
 def size(gpu: str) -> int:
-    """Return the number of GPUs in one copy of a mix; 1 for a kind by itself."""
+    """Return the number of GPUs in one copy of a mix; 1 for a single kind."""
     return sum(n for _, n in parts(gpu))
 
 
 def canonical(gpu: str, name: Callable[[str], str]) -> str:
-    """Return the text with each kind under the name that `name` gives it, and one entry a kind."""
+    """Return the text of a mix in which each kind has one entry, with the name that `name` returns for it."""
     if not mixed(gpu):
         return name(gpu)
     renamed = "+".join(f"{name(kind)}*{n}" for kind, n in parts(gpu))
@@ -65,7 +66,7 @@ def canonical(gpu: str, name: Callable[[str], str]) -> str:
 def copies(gpu: str, gpus: int) -> list[tuple[str, int]]:
     """Return the kinds of a cluster of `gpus` GPUs, each with its number of GPUs.
 
-    Raises UserError if `gpus` is not a whole number of copies of the mix.
+    Raises UserError if the cluster is not a whole number of copies of the mix.
     """
     times, rest = divmod(gpus, size(gpu))
     if rest or not times:
@@ -76,13 +77,13 @@ def copies(gpu: str, gpus: int) -> list[tuple[str, int]]:
 
 @cache
 def kinds(gpu: str, gpus: int) -> tuple[str, ...]:
-    """Return the kind of each GPU of a cluster. Raises UserError as `copies` does."""
+    """Return the kind of each GPU of a cluster, in order. Raises UserError as `copies` does."""
     return tuple(kind for kind, n in copies(gpu, gpus) for _ in range(n))
 
 
 @cache
 def nodes(gpu: str, gpus: int, node_gpus: int) -> tuple[int, ...]:
-    """Return the node of each GPU of a cluster; a node has at most `node_gpus` GPUs, of one kind."""
+    """Return the node number of each GPU of a cluster; a node has at most `node_gpus` GPUs, all of one kind."""
     out: list[int] = []
     for _, n in copies(gpu, gpus):
         first = out[-1] + 1 if out else 0
@@ -91,7 +92,7 @@ def nodes(gpu: str, gpus: int, node_gpus: int) -> tuple[int, ...]:
 
 
 def counts(gpu: str, needed: int) -> Iterator[int]:
-    """Yield the possible numbers of GPUs of a cluster from `needed` on, the least first.
+    """Yield the possible sizes of a cluster in GPUs, from `needed` on, the least first.
 
     For a single kind of GPU, yield only `needed` itself.
     """
@@ -100,14 +101,14 @@ def counts(gpu: str, needed: int) -> Iterator[int]:
 
 
 def told(gpu: str, gpus: int) -> str:
-    """Return a cluster in words: `8 x h100`, `2 x h100 + 4 x l40s`."""
+    """Return a cluster in words, such as `8 x h100` or `2 x h100 + 4 x l40s`."""
     return " + ".join(f"{n} x {kind}" for kind, n in copies(gpu, gpus))
 
 
 def all_told(gpus: Iterable[float], kinds: Iterable[str], conjunction: str = ", ") -> str:
-    """Return clusters in words. A single one is described as by `told`.
+    """Return several clusters in words; for a single cluster, return what `told` returns.
 
-    Several are described by their least and most GPUs and by their kinds.
+    Several clusters are described by their least and greatest number of GPUs, and by their kinds.
     """
     counts, names = sorted({*map(int, gpus)}), [*dict.fromkeys(kinds)]
     if len(counts) == len(names) == 1:

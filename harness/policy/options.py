@@ -1,6 +1,6 @@
-"""Options of engines: what a system asks of one, `options = {"kv": "elastic"}`, and the meaning of each value.
+"""Options of engines, the meaning of each value, and how a system asks for them: `options = {"kv": "elastic"}`.
 
-Of each option the first value holds where a system does not ask. An engine that lacks a value skips the system.
+If a system does not ask, the first value of an option applies. If an engine lacks the value, the system is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parameters of a decoder from its dimensions, by group of modules: the public checkpoints' own arithmetic.
+"""Count a decoder's parameters from its dimensions, by group of modules, as in the public checkpoints.
 
 Norms are counted and biases are not: they are below 0.2 % of every shape served here.
 """
@@ -29,11 +29,11 @@ class Parameters(NamedTuple):
 
 
 def parameters(shape: Shape, tp: int = 1) -> Parameters:
-    """Count the parameters on each GPU of a tensor-parallel group of `tp`.
+    """Count the parameters on each GPU of a tensor-parallel group of `tp` GPUs.
 
-    Matrices are cut by columns or rows, and KV heads are copied if they are fewer than the GPUs. Routers, and the
+    Matrices are cut by columns or rows. KV heads are copied if they are fewer than the GPUs. Routers, and the
     compressing matrices of latent attention, are copied. Data-parallel attention has a copy in each of its `dp` groups,
-    and expert parallelism assigns whole experts to GPUs. One GPU (`tp` 1) stands for the whole model.
+    and expert parallelism assigns whole experts to GPUs. With `tp` 1, the result is the whole model.
     """
     d, mats, moe = shape.hidden, 3 if shape.gated else 2, shape.experts
     dense = shape.layers - (moe.layers if moe else 0)
@@ -52,7 +52,7 @@ def parameters(shape: Shape, tp: int = 1) -> Parameters:
 
 
 def stored_bytes(shape: Shape, tp: int = 1) -> int:
-    """Return the bytes of the weights on each GPU of a group, in their formats and with those of a vision tower."""
+    """Return the bytes of the weights on each GPU of a group, in their number formats, including a vision tower."""
     count, other = parameters(shape, tp), -(-shape.other_bytes // tp)
     if shape.formats is None:
         return PLAIN_BYTES * sum(count) + other
@@ -68,7 +68,7 @@ def attention_gpus(shape: Shape, tp: int) -> int:
 def kv_numbers(shape: Shape, tp: int = 1) -> int:
     """Return the number of KV elements of a token on each GPU of a group of `tp`, over all layers.
 
-    Keys and values are two vectors even where one projection makes both, as only keys are rotated.
+    Even if one projection makes both keys and values, they count as two vectors, because only keys are rotated.
     """
     if shape.latent is not None:
         return shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
@@ -77,7 +77,7 @@ def kv_numbers(shape: Shape, tp: int = 1) -> int:
 
 
 def kept_numbers(shape: Shape) -> int:
-    """Return the number of KV elements of a token that has left the window of the sliding layers."""
+    """Return the number of KV elements that remain of a token once it has left the window of the sliding layers."""
     if shape.sliding is None:
         return kv_numbers(shape)
     rest = alike(shape)[-1]
@@ -85,9 +85,10 @@ def kept_numbers(shape: Shape) -> int:
 
 
 def alike(shape: Shape) -> tuple[Shape, ...]:
-    """Return a shape's layers as shapes within which all layers have the same attention, apart from the window.
+    """Split a shape's layers into shapes, within each of which all layers have equal attention matrices.
 
-    That is the shape itself or, if their heads differ, one shape of the layers that slide and one of the others.
+    The result is the shape itself or, if the heads of sliding layers differ, one shape of the sliding layers and one of
+    the others.
     """
     near = shape.sliding
     if near is None or (near.kv_heads is near.head_dim is None and not shape.keys_as_values):
@@ -105,7 +106,7 @@ def alike(shape: Shape) -> tuple[Shape, ...]:
 
 
 def attention(shape: Shape, tp: int = 1) -> list[tuple[str, int]]:
-    """List the matrices of a layer's attention by name, with their parameters on each GPU.
+    """List the matrices of a layer's attention, each with its name and its number of parameters on each GPU.
 
     `shape` is one that `alike` returns, so that all its layers have the same matrices.
     """

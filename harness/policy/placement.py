@@ -1,4 +1,4 @@
-"""Placement that systems share: groups of GPUs, homes by pressure on KV memory, copies, shares, instances."""
+"""Placement of models on GPUs, shared by systems: groups of GPUs, homes, copies, shares, instances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.policy.view import View
 
 
 def demand(cluster: Cluster, model: str) -> float:
-    """Return the KV bytes a second that a model's forecast traffic writes, on each of its GPUs."""
+    """Return the KV bytes per second that a model's forecast traffic writes on each of its GPUs."""
     plan = cluster.plan.get(model)
     if plan is None:
         return 0.0
@@ -20,7 +20,7 @@ def demand(cluster: Cluster, model: str) -> float:
 
 
 def groups(cluster: Cluster, tp: int) -> list[Gpus]:
-    """Return the GPU groups of a tensor-parallel degree, each within one node."""
+    """Return the groups of `tp` GPUs for tensor parallelism, each within one node."""
     nodes = [
         [k for k, g in enumerate(cluster.gpus) if g.node == node] for node in sorted({g.node for g in cluster.gpus})
     ]
@@ -28,7 +28,7 @@ def groups(cluster: Cluster, tp: int) -> list[Gpus]:
 
 
 def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
-    """Return the number of GPUs of one kind with which each model has its own group of GPUs, within one node."""
+    """Return the number of GPUs of one kind that suffices for each model to have a separate group, within one node."""
     g = 0
     for model in models.values():
         g = _within_node(g, model.tp, node_gpus) + model.tp
@@ -36,10 +36,10 @@ def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
 
 
 def apart(cluster: Cluster) -> dict[str, Gpus]:
-    """Give each model GPUs of its own: the next free ones.
+    """Give each model a separate group of GPUs: the next free ones.
 
-    Of several kinds of GPU, take the one with the least memory that holds the model with one longest request. Raises
-    Infeasible where there are too few.
+    If there are several kinds of GPU, take the kind with the least memory that holds the model and one longest request.
+    Raises Infeasible if there are too few GPUs.
     """
     of: dict[str, list[int]] = {}  # GPUs by kind
     for g, gpu in enumerate(cluster.gpus):
@@ -61,20 +61,20 @@ def apart(cluster: Cluster) -> dict[str, Gpus]:
 
 
 def _within_node(g: int, tp: int, node_gpus: int) -> int:
-    """Return the first GPU from g on at which a group of tp stays within its node."""
+    """Return the first GPU from `g` on with which a group of `tp` GPUs can begin and stay within its node."""
     left = node_gpus - g % node_gpus
     return g if tp <= left else g + left
 
 
 def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Mapping[str, Gpus]:
-    """Place each model with room for its weights and one longest request, beside all others of its GPUs.
+    """Place each model on GPUs that have room for its weights and one longest request, besides their other models.
 
     by   pressure   heaviest weights first, each where KV demand over free memory stays lowest
          rate       of all placements the one whose busiest GPU has the fewest forecast requests
          searched   of all placements the one with the lowest largest KV demand over free memory
 
-    Where `pressure` leaves a model without room, the placement is as for `searched`. If the cluster has given homes,
-    return these instead. Raises Infeasible if no placement is found, or a GPU cannot hold its models in the given
+    If `pressure` leaves a model without room, the placement is that of `searched`. If the cluster has given homes,
+    return these instead. Raises Infeasible if no placement is found, or if a GPU cannot hold its models in the given
     homes.
     """
     if cluster.homes:
@@ -99,12 +99,12 @@ def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Map
 
 
 def _memory(cluster: Cluster) -> str:
-    """Return the memory of the GPUs in GiB as text, each amount once."""
+    """Return the memory sizes of the GPUs in GiB as text, without repetitions."""
     return " and ".join(dict.fromkeys(f"{gpu.mem_bytes / GIB:.1f}" for gpu in cluster.gpus))
 
 
 def _heaviest_first(cluster: Cluster, elastic: bool) -> dict[str, Gpus] | None:
-    """Place models as `spread` does by pressure; None if some model finds no room."""
+    """Place models as `spread` does by pressure; return None if a model finds no room."""
     free = [float(g.mem_bytes) for g in cluster.gpus]
     load = [0.0] * len(free)
     homes: dict[str, Gpus] = {}
@@ -137,12 +137,13 @@ def searched(
     free: bool = True,
     known: Mapping[str, Gpus] | None = None,
 ) -> dict[str, Gpus] | None:
-    """Return the placement whose largest pressure on a GPU is lowest.
+    """Return the placement in which the largest pressure on a GPU is lowest; None if no placement is found.
 
-    A GPU's pressure is the sum of its models' `d` over the memory beside weights or, without `free`, the sum alone.
+    A GPU's pressure is the sum of `d` over its models, divided by the memory that their weights leave. Without `free`,
+    it is the sum alone.
 
-    The placement holds all models with one longest request each, and is no worse than a `known` one that does. Return
-    None if no placement is found.
+    Each GPU of the placement has room for its models with one longest request each. If a placement `known` has this
+    room too, the result is no worse.
     """
     parts = {}
     for name, model in cluster.models.items():
@@ -152,7 +153,7 @@ def searched(
 
 
 def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
-    """Return the placement that the cluster is given (`Cluster.homes`).
+    """Return the given placement (`Cluster.homes`).
 
     Raises Infeasible if a GPU cannot hold its models with one longest request each.
     """
@@ -168,10 +169,10 @@ def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
 
 
 def busy(cluster: Cluster, model: str, place: Gpus) -> float:
-    """Return the GPU-seconds a second for which a model's forecast traffic keeps each GPU of a place busy.
+    """Return the share of time for which a model's forecast traffic keeps each GPU of a place busy.
 
-    All tokens of a request are priced as one prefill. That is their cost in large batches, where parts of the traffic
-    add up to the whole.
+    Its unit is GPU-seconds per second. All tokens of a request are priced as one prefill. This is their cost in large
+    batches, in which the costs of parts of the traffic add up to the cost of the whole.
     """
     plan = cluster.plan.get(model)
     tokens = 0 if plan is None else round(plan.prompt_tokens + plan.output_tokens)
@@ -179,12 +180,13 @@ def busy(cluster: Cluster, model: str, place: Gpus) -> float:
 
 
 def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
-    """Return each model's places: its home, then copies for as long as one more makes the busiest GPU less busy.
+    """Return each model's places: its home and copies, which are added while they make the busiest GPU less busy.
 
-    A model's copies have equal parts of its traffic, and each GPU is as busy as `busy` forecasts. Each copy has room
-    for its weights and one longest request beside all others. Each new copy is of a model on the busiest GPU. It is the
-    one that makes the busiest GPU, then the second busiest and so on, least busy. Loads are compared in whole
-    hundredths of the load of all GPUs together: a smaller gain is not worth a copy's memory. Ties go to the first.
+    A model's copies have equal parts of its traffic, and `busy` forecasts the load of each GPU. Each copy has room for
+    its weights and one longest request besides the other models. Each new copy is of a model on the busiest GPU. Of all
+    such copies, it is the one after which the busiest GPU, then the second busiest and so on, are least busy. Loads are
+    compared in whole hundredths of the load of all GPUs together, because a smaller gain is not worth a copy's memory.
+    Ties go to the first.
     """
     board = _Copies(cluster, homes, elastic)
     while board.whole > 0 and (copy := board.best()):
@@ -193,7 +195,7 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
 
 
 class _Copies:
-    """The places of models with copies, and by GPU their loads and the free memory."""
+    """The places of models with their copies, and the load and the free memory of each GPU."""
 
     def __init__(self, cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool) -> None:
         self.cluster, self.rank = cluster, {m: k for k, m in enumerate(homes)}
@@ -206,22 +208,25 @@ class _Copies:
         self.loads = [self.load(at) for at in self.here]
 
     def work(self, m: str, place: Gpus) -> float:
-        """Return `busy`, which is the same on all places of a kind and a degree."""
+        """Return `busy` of a model at a place; it is computed once for each GPU kind and degree."""
         key = m, self.cluster.gpus[place[0]].kind, len(place)
         if key not in self.works:
             self.works[key] = busy(self.cluster, m, place)
         return self.works[key]
 
     def beside(self, g: int, m: str, place: Gpus) -> dict[str, Gpus]:
-        """Return the places on GPU g with one more model there, in order of `homes`."""
+        """Return the models on GPU `g` and their places, with model `m` added, in order of `homes`."""
         return dict(sorted([*self.here[g].items(), (m, place)], key=lambda x: self.rank[x[0]]))
 
     def load(self, at: Mapping[str, Gpus], shared: str = "", parts: int = 0) -> float:
-        """Return how busy the places `at` keep a GPU, where the traffic of model `shared` is split into `parts`."""
+        """Return the load of a GPU with the places `at`, if the traffic of model `shared` is split into `parts`."""
         return sum(self.work(m, p) / (parts if m == shared else len(self.places[m])) for m, p in at.items())
 
     def best(self) -> tuple[str, Gpus] | None:
-        """Return the copy of a model on the busiest GPU that lowers the highest loads most; None if none does."""
+        """Return the model and the place of the copy that lowers the highest loads most; None if no copy does.
+
+        Only models on the busiest GPU are copied.
+        """
         busiest = max(range(len(self.loads)), key=self.loads.__getitem__)
         now = [round(100 * x / self.whole) for x in self.loads]
         copies = (copy for m in self.here[busiest] for copy in self._one_more(m, now))
@@ -229,7 +234,7 @@ class _Copies:
         return (m, place) if place else None
 
     def _one_more(self, m: str, now: Sequence[int]) -> Iterator[tuple[list[int], str, Gpus]]:
-        """Yield the loads, in hundredths and highest first, of each placement with one more copy of a model."""
+        """Yield (loads, model, place) for each possible copy of a model; loads are in hundredths, highest first."""
         parts, lighter = len(self.places[m]) + 1, list(now)
         taken = {g for place in self.places[m] for g in place}
         for g in taken:
@@ -242,7 +247,7 @@ class _Copies:
                 yield sorted(then, reverse=True), m, place
 
     def add(self, m: str, place: Gpus) -> None:
-        """Place one more copy of a model."""
+        """Add a copy of a model at a place."""
         self.places[m].append(place)
         for g in place:
             self.free[g] -= self.need[m]
@@ -252,9 +257,9 @@ class _Copies:
 
 
 def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
-    """Return the places of each model as `copies` does.
+    """Return the places of each model, as `copies` does.
 
-    Raises Unsupported if no model has a second place, as the result then equals that of a placement without copies.
+    Raises Unsupported if no model has a second place, because the result would then be a placement without copies.
     """
     places = copies(cluster, homes, elastic)
     if all(len(each) == 1 for each in places.values()):
@@ -263,21 +268,21 @@ def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False)
 
 
 def idlest(model: str, places: Sequence[Gpus], view: View) -> Batch:
-    """Return the batch of a model with the fewest requests; the first of those that tie."""
+    """Return the batch of a model at that place which has the fewest requests; the first place if several tie."""
     batches = [Batch(Inst(model, place)) for place in places]
     return min(batches, key=lambda batch: sum(view.batch(batch)[:3]))
 
 
 def footprint(model: Model, elastic: bool) -> int:
-    """Return the bytes that a loaded model takes on each of its GPUs without a request.
+    """Return the bytes that a loaded model takes on each of its GPUs while it has no request.
 
-    With elastic KV (`elastic`) they include the KV pages that its process keeps mapped.
+    With elastic KV (`elastic`), these include the KV pages that its process keeps mapped.
     """
     return model.weight_bytes + (int(model.kept_pages * model.page_bytes) if elastic else 0)
 
 
 def one_request(model: Model) -> int:
-    """Return the KV bytes of one longest request, and one page to spare."""
+    """Return the KV bytes of one longest request, plus one page."""
     return model.max_tokens * model.kv_token_bytes + model.page_bytes
 
 
@@ -301,7 +306,10 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
 
 
 def _given_groups(cluster: Cluster) -> list[Gpus]:
-    """Return the groups of given homes. Raises Infeasible if they overlap or have another degree than their model."""
+    """Return the GPU groups of the given homes.
+
+    Raises Infeasible if two of them overlap, or if the degree of a group is not that of its model.
+    """
     cut = list(dict.fromkeys(cluster.homes.values()))
     if len({g for place in cut for g in place}) < sum(map(len, cut)):
         raise Infeasible("the placement has groups of GPUs that overlap: each is to serve one model at a time")
@@ -314,13 +322,14 @@ def _given_groups(cluster: Cluster) -> list[Gpus]:
 def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, homes: bool = False) -> list[Gpus]:
     """Return disjoint GPU groups that serve one model at a time.
 
-    The largest tensor-parallel degree is served first, by its share of work, on the nodes whose GPUs have most memory.
+    `work` has GPU-seconds per second by model. Groups are formed by tensor-parallel degree, the largest first, on the
+    nodes whose GPUs have most memory. The number of a degree's groups follows from its share of the work. It is at
+    least `least`, if there are GPUs for them. It is also at least one for each model of this degree, as long as lower
+    degrees have enough GPUs left for theirs. With `homes` it is at most one for each model, because each model then
+    lives in one group. If the cluster has given homes, return their groups instead.
 
-    `work` is GPU-seconds a second by model. Each degree has `least` groups if there are GPUs for them. It has one for
-    each of its models as long as lower degrees have enough GPUs left for theirs. With `homes` it has at most one for
-    each of its models, as each model is to live in one group. If the cluster has given homes, return these groups
-    instead. Raises Infeasible if no node holds the largest degree, or GPUs lack room for a model and one longest
-    request, or given homes overlap or have another degree than their model.
+    Raises Infeasible if no node holds the largest degree, or GPUs lack room for a model and one longest request. Raises
+    Infeasible also if given homes overlap or have another degree than their model.
     """
     for m, model in cluster.models.items():
         if max(gpu.mem_bytes for gpu in cluster.gpus) - model.weight_bytes < one_request(model):

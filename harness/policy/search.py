@@ -1,4 +1,4 @@
-"""The placement with the lowest largest pressure: of all where they are few, else by local search."""
+"""Find the placement in which the largest pressure is lowest: among all if they are few, else by local search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRIED = 8_000  # places that the exact search tries before it gives way to local
 
 
 class Part(NamedTuple):
-    """A model's demands in a placement, on each of its `tp` GPUs."""
+    """A model in a placement, with its demands on each of its `tp` GPUs."""
 
     tp: int
     need: float  # memory that it must find; all parts on a GPU together need at most its room
@@ -27,7 +27,7 @@ Score = tuple[float, ...]  # need beyond room in all, then the pressures of the 
 
 @dataclass(slots=True)
 class Board:
-    """A placement of parts on GPUs, with sums by GPU."""
+    """A placement of parts on GPUs, with the sums of their demands on each GPU."""
 
     parts: Mapping[str, Part]
     room: Sequence[float]
@@ -47,25 +47,25 @@ class Board:
         self.places = {tp: [place for node in nodes for place in combinations(node, tp)] for tp in degrees}
 
     def put(self, name: str, place: Gpus) -> None:
-        """Place a part."""
+        """Place a part on GPUs."""
         self.at[name] = place
         for g in place:
             self.here[g].add(name)
             self.sum(g)
 
     def take(self, name: str) -> None:
-        """Take a part away."""
+        """Remove a part from its GPUs."""
         for g in self.at.pop(name):
             self.here[g].remove(name)
             self.sum(g)
 
     def sum(self, g: int) -> None:
-        """Sum the need, weights and demand of the parts on a GPU."""
+        """Compute the sums of need, weights and demand over the parts on a GPU."""
         parts = [self.parts[name] for name in self.here[g]]
         self.need[g], self.w[g], self.d[g] = (fsum(part[k] for part in parts) for k in (1, 2, 3))
 
     def move(self, homes: Mapping[str, Gpus]) -> dict[str, Gpus]:
-        """Move some parts to new places; return their places before."""
+        """Move some parts to new places, and return their former places."""
         before = {name: self.at[name] for name in homes}
         for name in before:
             self.take(name)
@@ -74,16 +74,16 @@ class Board:
         return before
 
     def pressure(self, g: int) -> float:
-        """Return demand over the memory that idle parts leave free."""
+        """Return a GPU's demand divided by the memory that its idle parts leave free."""
         return self.d[g] / max(self.room[g] - self.w[g], 1e-9)
 
     def over(self, g: int) -> float:
-        """Return the need of a GPU beyond its room; 0 if the excess is rounding."""
+        """Return the need of a GPU beyond its room; an excess by rounding counts as 0."""
         more = self.need[g] - self.room[g]
         return more if more > 1e-9 * self.room[g] else 0.0
 
     def score(self) -> Score:
-        """Return what a search minimizes: the total need beyond the room, then pressures from the highest down."""
+        """Return what a search minimizes: the total need beyond the room, then the pressures from the highest down."""
         gpus = range(len(self.room))
         return (sum(map(self.over, gpus)), *sorted(map(self.pressure, gpus), reverse=True))
 
@@ -91,11 +91,11 @@ class Board:
 def search(
     parts: Mapping[str, Part], room: Sequence[float], nodes: Sequence[int], known: Mapping[str, Gpus] | None = None
 ) -> dict[str, Gpus] | None:
-    """Place each part within one node, so that no GPU lacks room and the largest pressure is as low as can be.
+    """Place each part within one node, so that no GPU lacks room and the largest pressure is as low as possible.
 
-    A GPU's pressure is d / (room - w), with d and w summed over its parts. Return None if no placement exists, or local
-    search did not find one. The result is no worse than a `known` placement of all parts that lacks no room. The search
-    is deterministic.
+    A GPU's pressure is d / (room - w), with d and w summed over its parts. Return None if no placement exists, or if
+    local search did not find one. If a placement `known` of all parts has room on every GPU, the result is no worse.
+    The search is deterministic.
     """
     if any(part.tp > max(map(nodes.count, nodes), default=0) for part in parts.values()):
         return None
@@ -119,7 +119,7 @@ def search(
 
 
 def _exact(board: Board, order: Sequence[str]) -> tuple[dict[str, Gpus] | None, bool]:
-    """Return the best placement by branch and bound, and whether the whole tree was seen within `TRIED` places."""
+    """Return the best placement by branch and bound, and whether the search was complete within `TRIED` places."""
     best: dict[str, Gpus] | None = None
     least, tried = float("inf"), 0
 
@@ -156,7 +156,7 @@ def _exact(board: Board, order: Sequence[str]) -> tuple[dict[str, Gpus] | None, 
 
 
 def _improve(board: Board) -> None:
-    """Move a part off the worst GPU, or swap it with another part, for as long as that helps."""
+    """Move a part away from the worst GPU, or swap it with another part, for as long as the score improves."""
     while True:
         gpus, now = range(len(board.room)), board.score()
         worst = max(gpus, key=lambda g: (board.over(g), board.pressure(g)))

@@ -1,4 +1,4 @@
-"""GPUs that hold one model at a time, and the actions that pass them from one model to the next."""
+"""GPUs that serve one model at a time, and the actions with which they change from one model to the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.policy.types import Batch, Cluster, Gpus, Inst
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """GPUs that serve one model at a time. The weights of a next model may be loaded ahead of its turn."""
+    """GPUs that serve one model at a time. The weights of the next model may be loaded before its turn."""
 
     cluster: Cluster
     gpus: Gpus
@@ -20,35 +20,38 @@ class Slot:
 
     @property
     def model(self) -> str | None:
-        """The model whose turn it is, with weights on the GPUs or on their way; None before the first one."""
+        """The model whose turn it is, with weights on the GPUs or on their way to them; None before the first model."""
         return self.models[0] if self.models else None
 
     @property
     def node(self) -> int:
-        """The node of its GPUs."""
+        """The node of the slot's GPUs."""
         return self.cluster.gpus[self.gpus[0]].node
 
     def fits(self, m: str) -> bool:
-        """Tell whether the slot can serve a model: it has enough GPUs or, if homes are given, is the model's home."""
+        """Tell whether the slot can serve a model: it is the model's home or, without given homes, has enough GPUs."""
         homes = self.cluster.homes
         return homes[m] == self.gpus if homes else self.cluster.models[m].tp <= len(self.gpus)
 
     def inst(self, m: str) -> Inst:
-        """Return the instance of a model on the first of the GPUs, as many as it needs."""
+        """Return the instance of a model on the slot's first GPUs, as many as the model needs."""
         if m not in self.insts:
             self.insts[m] = Inst(m, self.gpus[: self.cluster.models[m].tp])
         return self.insts[m]
 
     def batch(self, m: str, tag: int = 0) -> Batch:
-        """Return the batch with this tag of a model's instance on the slot's GPUs."""
+        """Return the batch with the number `tag` of a model's instance on this slot."""
         return Batch(self.inst(m), tag)
 
     def has(self, inst: Inst) -> bool:
-        """Tell whether an instance lies on these GPUs."""
+        """Tell whether an instance is on the GPUs of this slot."""
         return isinstance(inst.place, tuple) and inst.place[0] in self.gpus
 
     def hold(self, m: str, way: str, *, keep: Container[str] = (), drain: bool = True) -> Iterator[Action]:
-        """Evict the weights of other models, except those in `keep`, and load this model's unless they are here."""
+        """Give model `m` the turn: evict other models' weights, except those in `keep`, and load its weights.
+
+        Nothing is loaded if its weights are on the GPUs or on their way to them.
+        """
         for old in self.models:
             if old != m and old not in keep:
                 yield Evict(self.inst(old), drain)
@@ -57,7 +60,7 @@ class Slot:
         self.models = [m, *(old for old in self.models if old != m and old in keep)]
 
     def fetch(self, m: str, way: str) -> Iterator[Action]:
-        """Load the weights of a model ahead of its turn, beside those of the one that is held."""
+        """Load the weights of model `m` before its turn; the weights of the present model stay."""
         if m not in self.models:
             self.models.append(m)
             yield Load(self.inst(m), way)

@@ -1,6 +1,6 @@
-"""The nouns of policies: models, places, requests, and the facts that are known before the start.
+"""The types of policies: models, places, requests, and the facts that are known before the start.
 
-Imports nothing of ours. Seconds and bytes throughout; bytes are per GPU.
+Imports nothing of ours. Times are in seconds, and sizes in bytes per GPU.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Fidelity = Literal["simulated", "emulated", "real"]
 
 
 class UserError(Exception):
-    """A user's mistake: one line that names the culprit and the way out. The command line exits with 2."""
+    """A mistake of the user, as one line that names the cause and the remedy. The command line exits with 2."""
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the message: each argument is one mistake, and one line."""
+        """The lines of the message: one for each argument, which is one mistake."""
         return list(map(str, self.args))
 
     def __str__(self) -> str:
@@ -36,29 +36,29 @@ class UserError(Exception):
 
 
 class Unsupported(Exception):
-    """An engine cannot run a system. The message names what is missing; the run becomes a skipped row, no crash."""
+    """The error that an engine cannot run a system; it names what is missing. The run becomes a skipped row."""
 
 
 class Infeasible(Exception):
-    """A system cannot hold its models on these GPUs. The run is recorded with attainment 0 and this reason."""
+    """The error that a system cannot hold its models on these GPUs. The run's row has attainment 0 and this reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The host memory of a node: a home for weights and for KV. No tuple: it must never equal a GPU group."""
+    """The host memory of a node: a home for weights and for KV. It is no tuple, so it never equals a GPU group."""
 
     node: int = 0  # as in `Gpu.node`
 
 
 class Inst(NamedTuple):
-    """A model's weights in a place. To have an instance, a policy names it: nothing declares it first."""
+    """The weights of a model at a place. A policy creates an instance by naming it: nothing declares it first."""
 
     model: str  # a key of `Cluster.models`
     place: Gpus | Host  # GPUs by their index in `Cluster.gpus`, all of one node
 
 
 class Batch(NamedTuple):
-    """Requests that step together; outlives its weights. (Batch, Phase) is a lane, the unit that runs."""
+    """Requests that step together. A batch outlives its weights. A (Batch, Phase) is a lane, the unit that runs."""
 
     inst: Inst  # the weights with which they step
     tag: int = 0  # tells batches of one instance apart
@@ -118,15 +118,15 @@ class Jobs:
 
     @property
     def columns(self) -> tuple[NDArray[Any] | None, ...]:
-        """The arrays that have one element for each request."""
+        """The arrays that have one element for each request; None for a field without values."""
         return tuple(getattr(self, field.name) for field in fields(self)[1:-1])
 
     def part(self, begin: int, end: int) -> Jobs:
-        """Return the requests [begin, end) of a workload, without prefixes and without the links of closed loops."""
+        """Return the requests `begin` to before `end`, without prefixes and without the links of closed loops."""
         return Jobs(self.models, *(rows[begin:end] for rows in self.columns[:6] if rows is not None))
 
     def first(self, n: int) -> Jobs:
-        """Return the first n requests; what a closed loop sends after them never comes."""
+        """Return the first n requests; the later requests of their closed loops are left out."""
         *columns, prefix = (getattr(self, field.name) for field in fields(self)[1:])
         cut = (None if rows is None else rows[:n] for rows in columns)
         return Jobs(self.models, *cut, prefix=prefix and prefix.first(n))  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ class Jobs:
 class Format(NamedTuple):
     """A number format of weights, and the bytes of a parameter with its share of the scales.
 
-    Where a group of modules mixes formats, `name` is that of most of its bytes and `weight_bytes` the mean.
+    If a group of modules mixes formats, `name` is the format of most of its bytes, and `weight_bytes` is the mean.
     """
 
     name: str  # "bf16", "fp8", "fp8_block", "int8", "int4", "mxfp4", "nvfp4", "gguf" or "fp32"
@@ -230,9 +230,9 @@ class Sizes(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model as a policy sees it, at one tensor-parallel degree; bytes per GPU of its group.
+    """A model as a policy sees it, at one tensor-parallel degree; sizes are bytes on each GPU of its group.
 
-    The degree is at first that of the model set. An instance has the degree of its place: the number of its GPUs.
+    At first, this is the degree of the model set. An instance has the degree of its place: the number of its GPUs.
     """
 
     layers: int  # of its decoder
@@ -248,11 +248,11 @@ class Model(NamedTuple):
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The degrees at which the engine serves it, in ascending order."""
+        """The tensor-parallel degrees at which the engine serves the model, in ascending order."""
         return tuple(sizes.tp for sizes in self.sizes) or (self.tp,)
 
     def at(self, tp: int) -> Model:
-        """Return the same model at another of its degrees. ValueError if it has no such degree."""
+        """Return the same model at another of its degrees. Raises ValueError if it has no such degree."""
         if tp == self.tp:
             return self
         if tp not in self.degrees:
@@ -261,7 +261,7 @@ class Model(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """An operator's forecast for one model, with where it came from."""
+    """An operator's forecast of a model's traffic, and the origin of this forecast."""
 
     rate_rps: float  # requests a second
     prompt_tokens: float  # mean
@@ -270,7 +270,7 @@ class Plan(NamedTuple):
 
 
 class Profile(Protocol):
-    """The calibrated cost table (or a noisy copy of it), never the simulator."""
+    """The seconds that policies may query: a calibrated cost table or a noisy copy of it, never the simulator."""
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         """Return the seconds of a prefill of one prompt alone on its GPUs."""
@@ -290,18 +290,17 @@ class Profile(Protocol):
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
         """Return the seconds of each kernel of a decode step as in `step_s`, in the order in which they run.
 
-        They sum to the GPU's part of the step.
-
-        Kernels of all layers come first, one layer after the other, then the LM head. Host time is not included.
+        Kernels of all layers come first, one layer after the other, then the LM head. The sum is the GPU's part of the
+        step, without host time.
         """
         ...
 
     def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
-        """Return the seconds of a `Load` by `way` on idle links; `from_disk`: of weights not in host memory."""
+        """Return the seconds of a `Load` by `way` on idle links; with `from_disk`, the host lacks the weights."""
         ...
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
-        """Return the seconds to move KV on an idle link."""
+        """Return the seconds to move `kv_bytes` of KV on an idle link."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The world as a policy may read it: queries whose answers are immutable values."""
+"""The state of the run as a policy may read it: queries whose answers are immutable values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BatchState(NamedTuple):
 
 
 class KvState(NamedTuple):
-    """A KV account: (model, gpu)."""
+    """The KV memory of a model on a GPU (its account)."""
 
     used_bytes: int  # by requests
     limit_bytes: int | None  # of a `Limit`; None: there is none
@@ -46,7 +46,7 @@ class RequestState(NamedTuple):
 
 
 class View(Protocol):
-    """Queries that read the engine in place: making a view costs nothing; valid only during `on`."""
+    """Queries that read the engine's state in place. Creating a view costs nothing; it is valid only during `on`."""
 
     @property
     def now_s(self) -> float:
@@ -57,23 +57,24 @@ class View(Protocol):
         ...
 
     def weights(self, inst: Inst) -> Weights:
-        """Tell how far an instance's weights are on their way: to its GPUs, or into the memory of its host.
+        """Return the state of an instance's weights, on the way to its GPUs or into the memory of its host.
 
         Example: `view.weights(Inst("chat", (0,))) == "in"`
         """
         ...
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances whose `weights` are not "out", in order of `Load`; of a host, those that it holds.
+        """Return a GPU's instances whose `weights` are not "out", in order of `Load`; for a host, those that it holds.
 
         Example: `view.insts(0)`
         """
         ...
 
     def free_bytes(self, home: int | Host) -> int:
-        """Return the free bytes, less what the engine keeps in reserve and what waiting loads and moves were promised.
+        """Return the free bytes, without the engine's reserve and the memory promised to waiting loads and moves.
 
-        A request takes its KV when the engine begins its prompt: one that was admitted and waits has taken none yet.
+        A request takes its KV when the engine begins its prompt: a request that was admitted and waits has taken none
+        yet.
 
         Example: `view.free_bytes(0)`
         """
@@ -115,7 +116,7 @@ class View(Protocol):
         ...
 
     def oracle_tokens(self, rid: int) -> int:
-        """Return the true output length in tokens; raises unless `uses` declares "view.oracle_tokens".
+        """Return a request's true output length in tokens. Raises unless `uses` declares "view.oracle_tokens".
 
         Example: `view.oracle_tokens(17)`
         """

@@ -1,1 +1,1 @@
-"""Real servers as an engine: their processes, memory and states. One kind of server is one file of `engines/`."""
+"""Real servers as an engine: their processes, memory and states. Each kind of server is a file of `engines/`."""

@@ -1,9 +1,9 @@
-"""Rows of requests from the client's log and the engine's records; client.parquet has each chunk.
+"""Make rows of requests from the client's log and the engine's records; client.parquet has each chunk.
 
-Times before a request was sent are the engine's: until it was admitted (admission), while its server was starting
-(load) or its lane closed (queue). From there on they are the client's: until it was written (host: the lag, and the
-connection), and until its end (compute). If a request failed without a token, all of that is host: nothing shows that
-it ran.
+Until a request is sent to its server, the engine accounts for its time. This time is admission until the request is
+admitted, load while its server is starting, and queue while its lane is closed. After that the client accounts for it.
+The time until the request is written is host (the lag, and the connection); the time until its end is compute. If a
+request failed without a token, all the time after sending is host, because nothing shows that the request ran.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAID = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns")
 
 
 class Chunks(NamedTuple):
-    """The chunks of all answers that came by the run's end, in the same arrays as those of `Log`."""
+    """The chunks of all answers that came by the run's end, as arrays like those of `Log`."""
 
     offsets: NDArray[np.int64]
     ns: NDArray[np.int64]  # from the window's start
@@ -39,8 +39,8 @@ class Chunks(NamedTuple):
 def chunks(log: Log, zero_ns: int, end_s: float) -> Chunks:
     """Return the chunks that came by the run's end.
 
-    If a finished request's usage reports another number of tokens than its chunks do, the number in the usage is spread
-    over its chunks.
+    If a finished request's usage reports another number of tokens than its chunks, that number is spread over the
+    chunks.
     """
     ns = log.chunk_ns - zero_ns
     kept = ns <= end_s * 1e9
@@ -67,11 +67,11 @@ def batches(
     end_s: float,
     token_times: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of requests.parquet.
+    """Yield the rows of requests.parquet in batches.
 
-    `R` and `ends` are as in engines/stamps.py. Tokens, first-token times and the waits at servers are filled in here
-    from the client's log. `sent_s` is the time at which the engine gave each request to its server (NaN: never), and
-    `zero_ns` the client's clock at 0 s.
+    `R` and `ends` are as in engines/stamps.py. Tokens, first-token times and the times after sending are filled in here
+    from the client's log. `sent_s` is the time at which the engine gave each request to its server (NaN: never).
+    `zero_ns` is the client's clock at 0 s.
     """
     seen = chunks(log, zero_ns, end_s)
     some = np.diff(seen.offsets) > 0
@@ -117,15 +117,15 @@ def batches(
 
 
 def whole(log: Log, errors: Mapping[int, str]) -> list[str]:
-    """Return the reason for which each request failed, or "" if it did not.
+    """Return the reason why each request failed; "" for a request that did not.
 
-    The engine's `errors`, keyed by request, take precedence over the client's own.
+    The engine's `errors`, keyed by request, take precedence over the errors in the client's log.
     """
     return [errors.get(i, error) for i, error in enumerate(log.error)]
 
 
 def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
-    """Return a table of what the client recorded of each request beyond its row in requests.parquet.
+    """Return a table of the client's facts about each request that its row in requests.parquet lacks.
 
     Its columns are stamps in ns from the window's start, status, tries, usage, error and chunks.
     """

@@ -1,14 +1,14 @@
-"""Real servers behind the protocol of engines: one server a model and place, and one open-loop client before them all.
+"""Real servers behind the protocol of engines: one server for each model and place, and one open-loop client for all.
 
-`Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. A server that was
-loaded by a way of sleeping sleeps instead, and wakes at its next Load. Requests of a routed model (`Admit(model,
-batch)`) are sent by the client at their time, without the engine. Others are sent when they are admitted. Requests
-whose server is not up, or whose lane is not open, wait here until it is.
+`Load` starts a server, and is done when the server answers. `Evict` stops it once its requests have ended. If the
+server was loaded by a way of sleeping, it sleeps instead, and wakes at its next Load. If a model is routed
+(`Admit(model, batch)`), the client sends its requests at their times, without the engine. Other requests are sent when
+they are admitted. Requests whose server is not up, or whose lane is not open, wait here until it is.
 
-What a server does inside cannot be ordered: it batches, and shares the processors with its neighbours, as it likes. So
-a batch has one lane ("mixed", open for good); there are no turns, and no KV moves. A part of the SMs (`Run.sms`, of
-kinds that have it) is taken when a server starts, and kept. Causes of waiting are known up to the moment at which a
-request was written; from then on its time counts as `compute`.
+The engine cannot order what a server does inside: the server batches as it likes, and shares the processors with its
+neighbours. So a batch has one lane ("mixed", open for good); there are no turns, and no KV moves. A server takes its
+part of the SMs (`Run.sms`, for kinds that have it) when it starts, and keeps it. The causes of waiting are known until
+a request is written; from then on its time counts as `compute`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Servers(Requests):
         self._folder: TemporaryDirectory[str] | None = None
 
     def timed(self, config: Config, folder: Path) -> Rig:
-        """Return the rig that times these servers from outside, for a cost table; their logs go into `folder`."""
+        """Return a rig that measures these servers from outside, for a cost table; their logs go into `folder`."""
         from harness.engines.servers.timed import Rig, subject
 
         self.kind.ready(folder)
@@ -86,7 +86,7 @@ class Servers(Requests):
         self.fleet.open(Path(self._folder.name))
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Start the servers that were asked for, wait until all answer, then let the client begin; see Engine."""
+        """Start the servers that were ordered, wait until all answer, then start the client; see Engine."""
         super().begin(hears, oracle, end_s)
         jobs = self.jobs
         self._future, self._heirs = [], {}  # the client keeps them
@@ -111,7 +111,7 @@ class Servers(Requests):
         client.begin(self._zero_ns)
 
     def close(self) -> None:
-        """Stop every process, even one that is still at work; see Engine."""
+        """Stop all processes, even those that are still working; see Engine."""
         client, self.client = self.client, None
         try:
             if client is not None:
@@ -122,15 +122,15 @@ class Servers(Requests):
                 self._folder.cleanup()
 
     def view(self) -> View:
-        """See Engine."""
+        """Return the view that policies read; see Engine."""
         return Seen(self)
 
     def idle(self) -> bool:
-        """Tell whether every request has ended."""
+        """Tell whether every request has ended, or the run has failed because the bench fell behind; see Engine."""
         return bool(self.behind) or (not self._expected and super().idle())
 
     def clock(self) -> float:
-        """Read the clock; it stands at the start until the client begins."""
+        """Return the time; it stays at the run's start until the client begins."""
         if self.begun:
             self.now_s = max(self.config.start_s, min(time.monotonic() - self._zero_s, self._end_s))
         return self.now_s
@@ -153,15 +153,14 @@ class Servers(Requests):
             self.fleet.wait(until_s - self.now_s, self.client.fileno())
 
     def _coming(self) -> bool:
-        """Tell whether something will happen without a new action."""
+        """Tell whether an event can still come without a new action."""
         moving = any(up.state != "ready" for up in self.fleet.up.values())
         return bool(self._expected or self.sent or self.cancelled or self.unsure or moving)
 
     def _hear(self) -> bool:
         """Handle one event of the client and return True, or handle the changes of servers and return False.
 
-        Events are handled one by one, so that the view that a policy reads shows the state at its event, and nothing
-        later.
+        Events are handled one by one, so that at each event a policy's view shows the state at that time.
         """
         assert self.client is not None
         if not self._heard:
@@ -204,7 +203,10 @@ class Servers(Requests):
     # ------------------------------------------------------------ actions
 
     def act(self, action: Action) -> Refusal | None:
-        """See WallClock; an action with a field that is not in `can` is refused."""
+        """Carry out an action, or return the reason why it is refused; see WallClock.
+
+        An action with a field that is not in `can` is refused.
+        """
         match action:
             case Load(inst, way) if way in self.kind.ways:
                 return self._place_refusal(inst) or self._load(action)
@@ -306,7 +308,7 @@ class Servers(Requests):
     # ------------------------------------------------------------ what came of it
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield what happened to each request, and end the client."""
+        """End the client, and yield the rows of all requests; see Engine."""
         assert self.client is not None
         for request in self.live.values():
             if request.rid not in self.sent:
@@ -327,7 +329,7 @@ class Servers(Requests):
         )
 
     def stats(self) -> dict[str, float]:
-        """See Engine."""
+        """Return counters of the run; see Engine."""
         return {
             "loads": float(self.loads),
             "evicts": float(self.evicts),
@@ -337,7 +339,7 @@ class Servers(Requests):
         }
 
     def about(self) -> dict[str, Any]:
-        """Return the verdict on whether the run measured its servers, and facts of these servers; see Observed."""
+        """Return the verdict on whether the run measured its servers, and facts about these servers; see Observed."""
         judged = verdict(self.log, self._other_cores, self.behind)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in judged._asdict().items()}
         facts: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The Python environments that servers run in, and the variables that they are given."""
+"""The Python environments in which servers run, and the environment variables that servers get."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALWAYS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFE
 
 
 def python(name: str, root: Path | None = None) -> Path:
-    """Return the interpreter of a server's environment."""
+    """Return the path of the interpreter of a server's Python environment."""
     return (root or ROOT) / f".venv-{name}" / "bin" / "python"
 
 
@@ -27,7 +27,7 @@ def lacking(name: str, root: Path | None = None) -> str:
 
 
 def variables(ours: Mapping[str, str], of_the_command: Mapping[str, str]) -> dict[str, str]:
-    """Return a server's environment variables: the ones of `ours` that it needs, ALWAYS, and its command's own.
+    """Return a server's environment variables: those of `ours` that it needs, ALWAYS, and those of its command.
 
     Variables of `ours` that may hold a key or a token are left out. Raises UserError if `of_the_command` names one.
     """

@@ -1,6 +1,6 @@
-"""The fleet of servers that come and go: their processes, their memory, and changes of their states.
+"""The servers of an engine as they come and go: their processes, their memory, and changes of their states.
 
-A thread waits for each server that starts or stops, and reports the end; all else happens in the caller's thread.
+For each server that starts or stops, a thread waits and reports the end. All else happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Seat(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """The orders that make a server free its GPU memory, and take it again, while its process keeps running."""
+    """The orders that make a server free its GPU memory and take it back, while its process keeps running."""
 
     down: tuple[Ask, ...]
     up: tuple[Ask, ...]
@@ -49,7 +49,7 @@ class Sleep(NamedTuple):
 
 
 class Kind:
-    """A kind of server: program, abilities and settings. What is not overridden is that of servers that run already."""
+    """A kind of server: program, abilities and settings. The defaults here are those of servers that run already."""
 
     name: str
     can: frozenset[str]
@@ -67,32 +67,32 @@ class Kind:
     def ready(self, folder: Path) -> None:
         """Find programs and models, and start what the servers share.
 
-        Files that the engine needs while it runs may be put into `folder`. Raises UserError, or Unsupported if this
-        host has too few GPUs.
+        The files that the engine needs during the run may be written to `folder`. Raises UserError, or Unsupported if
+        this host has too few GPUs.
         """
 
     def close(self) -> None:
-        """End what `ready` started, once the servers have ended; may be called twice, or without `ready`."""
+        """End what `ready` started, after the servers have ended. May be called twice, or without `ready`."""
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
-        """Prepare a server for an instance, on a part of the SMs if `sms` names one. Raises UserError."""
+        """Prepare a server for an instance, on `sms` SMs or, with None, on all of them. Raises UserError."""
         raise NotImplementedError
 
     def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """Limit a running server's KV memory, unless that is fixed from the start. Raises UserError."""
+        """Limit the KV memory of a running server; do nothing if it is fixed from the start. Raises UserError."""
 
     def roots(self) -> list[int]:
-        """Return the ids of the server processes on this machine that we did not start."""
+        """Return the process ids of the servers on this machine that we did not start."""
         return []
 
     def served(self) -> Mapping[str, str]:
-        """Return what serves each model, in words."""
+        """Return, for each model, a text that describes its server."""
         return {}
 
 
 @dataclass(slots=True, eq=False)
 class Up:
-    """A server from its first Load until its process has ended; between two Loads it may be asleep."""
+    """A server from its first Load to the end of its process; between two Loads it may be asleep."""
 
     inst: Inst
     way: str = "host"  # way of the Load by which it came
@@ -107,12 +107,12 @@ class Up:
 
     @property
     def weights(self) -> Weights:
-        """The state of its weights, as policies see it."""
+        """The state of the server's weights, as policies see it."""
         return STATES[self.state][0]
 
     @property
     def process(self) -> Process | None:
-        """Its process, if it has one of ours."""
+        """The server's process; None if we do not start it, or have not yet."""
         return self.seat.process if self.seat is not None else None
 
 
@@ -121,7 +121,7 @@ DOES: Mapping[State, str] = {"starting": "start", "waking": "wake", "stopping": 
 
 
 class Change(NamedTuple):
-    """A change of a server's state, with the reason where it is dead."""
+    """A change of a server's state; for a dead server, with the reason."""
 
     up: Up
     what: What | Literal["dead"]
@@ -129,7 +129,7 @@ class Change(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Seconds of a start, a stop, a sleep or a wake."""
+    """The seconds that a start, a stop, a sleep or a wake of a server took."""
 
     what: str
     model: str
@@ -139,7 +139,7 @@ class Span(NamedTuple):
 
 
 class Fleet:
-    """The servers of an engine."""
+    """The servers of an engine, with their limits, faults and logs."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.gpus, self.models = kind, kind.cluster.gpus, kind.cluster.models
@@ -159,12 +159,12 @@ class Fleet:
         self._closing = False
 
     def open(self, folder: Path) -> None:
-        """Prepare to start servers, whose logs go to a folder."""
+        """Prepare to start servers, whose logs are written to `folder`."""
         self._folder, self._bell, self._closing = folder, os.pipe(), False
         self.kind.ready(folder)
 
     def close(self) -> None:
-        """Stop all servers at once, whatever they do; those that wait for their turn do not start."""
+        """Stop all servers at once, whatever they are doing. Servers that wait for their turn to start do not start."""
         self._closing = True
         every = (*self.up.values(), *self.asleep.values())
         stops = [Thread(target=up.process.stop) for up in every if up.process is not None]
@@ -181,13 +181,13 @@ class Fleet:
     # ------------------------------------------------------------ memory
 
     def limit(self, inst: Inst) -> int | None:
-        """Return the KV bytes that an instance may take on each of its GPUs, in whole pages; None without a limit."""
+        """Return the limit on an instance's KV bytes on each of its GPUs, in whole pages; None if it has no limit."""
         page = self.models[inst.model].page_bytes
         limits = [limit for g in _gpus(inst) if (limit := self.limits.get((inst.model, g))) is not None]
         return min(limits) // page * page if limits else None
 
     def kv_bytes(self, inst: Inst, room: int) -> int:
-        """Return the KV bytes with which a server starts where `room` bytes are free; they may exceed the room."""
+        """Return the KV bytes of a server that starts with `room` bytes free for KV; the result may exceed them."""
         if (limit := self.limit(inst)) is not None:
             return limit
         model = self.models[inst.model]
@@ -196,7 +196,7 @@ class Fleet:
         return min(self.kind.slots * longest, max(longest, room // page * page)) if self.kind.slots else 0
 
     def free_bytes(self, gpu: int) -> int:
-        """Return the bytes of a GPU that are not taken by servers.
+        """Return the bytes of a GPU that servers have not taken.
 
         Servers take their weights and, unless KV memory is elastic, their KV memory.
         """
@@ -205,7 +205,7 @@ class Fleet:
         return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + kv * up.kv_bytes for up in mine)
 
     def room(self, inst: Inst, sized: bool) -> tuple[int, Refusal | None]:
-        """Return the KV bytes that a server would take (0 unless `sized`), and a refusal if there is no room."""
+        """Return the KV bytes that a server would take (0 unless `sized`), and a refusal if it does not fit."""
         weights, place = self.models[inst.model].weight_bytes, _gpus(inst)
         free, have = min(self.free_bytes(g) for g in place), min(self.gpus[g].mem_bytes for g in place)
         kv = self.kv_bytes(inst, free - weights) if sized else 0
@@ -219,7 +219,7 @@ class Fleet:
     def size(self) -> None:
         """Set the KV memory of the servers that start with the run, once all their limits are known.
 
-        Servers without a limit share what is left equally; where memory is elastic, each may have all that is left.
+        Servers without a limit share the remaining memory equally; if memory is elastic, each may take all of it.
         Raises Infeasible if they take more than a GPU has.
         """
         shared = [up for up in self.up.values() if self.limit(up.inst) is None]
@@ -238,13 +238,13 @@ class Fleet:
     # ------------------------------------------------------------ starts and stops
 
     def step(self, up: Up, state: State) -> None:
-        """Move a server to a state; a transition that is not in its diagram is a fault, or raises (see Diagram)."""
+        """Move a server to a state. An illegal step is recorded as a fault, or raises an error (see Diagram)."""
         if wrong := SERVER.illegal(up.state, state, f"of {up.inst.model} on GPU {_gpu_text(up.inst)}"):
             self.faults.append(wrong)
         up.state = state
 
     def load(self, action: Load, kv_bytes: int) -> Up:
-        """Register and return the server that a Load asks for: the instance's sleeping one, or a new one to `start`."""
+        """Register and return the server for a Load: the instance's sleeping one or a new one. Call `start` next."""
         up = self.asleep.pop(action.inst, None) or Up(action.inst, action.way)
         up.kv_bytes, up.asked = kv_bytes, [action]
         self.dead.pop(up.inst, None)
@@ -252,12 +252,12 @@ class Fleet:
         return up
 
     def evict(self, up: Up, action: Evict) -> None:
-        """Send a server no more requests; `stop` stops it once its requests have ended."""
+        """Mark a server as draining: it gets no more requests. Call `stop` once its requests have ended."""
         self.step(up, "draining")
         up.asked = [action]
 
     def start(self, up: Up) -> None:
-        """Start a server, or wake it if it sleeps; `changes` reports it when it answers."""
+        """Start a server, or wake it if it sleeps; once it answers, `changes` reports it as ready."""
         if up.state == "asleep":
             self.step(up, "waking")
             up.since_s = time.monotonic()
@@ -286,7 +286,7 @@ class Fleet:
         self._attend(up, ready, "ready")
 
     def stop(self, up: Up) -> None:
-        """Stop a server, or put it to sleep; `changes` reports the end."""
+        """Stop a server, or put it to sleep if it was loaded that way; `changes` reports the end."""
         sleep = self.kind.sleeps.get(up.way)
         self.step(up, "falling asleep" if sleep else "stopping")
         up.since_s = time.monotonic()
@@ -296,7 +296,7 @@ class Fleet:
             self._attend(up, lambda process: process.stop(), "stopped")
 
     def _attend(self, up: Up, work: Callable[[Process], None], what: What) -> None:
-        """Do lengthy `work` with a server's process in a thread, which reports its end as `what`."""
+        """Do lengthy `work` with a server's process in a thread, and report its end as `what`."""
         process = up.process
         if process is None:
             self._ring(up, what)
@@ -323,7 +323,7 @@ class Fleet:
         self._threads[-1].start()
 
     def resize(self, up: Up, kv_bytes: int) -> None:
-        """Change the limit of an elastic server's KV memory; a server that does not obey counts as dead."""
+        """Change the limit on an elastic server's KV memory; if that fails, report the server as dead."""
         up.kv_bytes = kv_bytes
         if up.state == "ready":
             try:
@@ -339,7 +339,7 @@ class Fleet:
     # ------------------------------------------------------------ what became of them
 
     def wait(self, timeout_s: float, also: int | None = None) -> None:
-        """Sleep until a server changes, the file `also` can be read, or `timeout_s` is over."""
+        """Sleep until a server changes, the file descriptor `also` is readable, or `timeout_s` is over."""
         assert self._bell is not None
         poll, ends = select.poll(), list[int]()
         for fd in (self._bell[0], also):
@@ -357,7 +357,7 @@ class Fleet:
                 os.close(fd)
 
     def changes(self) -> Iterator[Change]:
-        """Yield the changes of servers since the last call; servers that have ended are no longer in `up`."""
+        """Yield the changes of servers since the last call, and remove from `up` the servers that have ended."""
         yield from self._ended()
         while True:
             try:
@@ -379,7 +379,7 @@ class Fleet:
     def _ended(self) -> Iterator[Change]:
         """Yield the changes of servers that ended by themselves.
 
-        A server that ended in its sleep is dropped without a change, so that the next Load of its instance starts a new
+        If a server ended while asleep, it is dropped without a change, and the next Load of its instance starts a new
         one.
         """
         for inst, up in list(self.asleep.items()):
@@ -393,10 +393,10 @@ class Fleet:
                 yield self._dead(up, _with_log(up, "ended by itself"))
 
     def _refused(self, up: Up, error: UserError) -> str:
-        """Return the reason for which a server is given up.
+        """Return the reason why a server is given up.
 
         If it did not sleep or wake as ordered, the reason names the server and the order, and ends with the last lines
-        of its log.
+        of the server's log.
         """
         if up.state not in {"waking", "falling asleep"}:
             return str(error)
@@ -416,7 +416,7 @@ class Fleet:
         return Change(up, what)
 
     def _dead(self, up: Up, why: str) -> Change:
-        """Drop a server that ended by itself or never answered, and end what is left of it."""
+        """Drop a server that ended by itself or failed an order, and stop the rest of its processes."""
         self.step(up, "dead")
         del self.up[up.inst]
         self.dead[up.inst] = why
@@ -426,12 +426,12 @@ class Fleet:
         return Change(up, "dead", why)
 
     def about(self, zero_s: float) -> list[dict[str, Any]]:
-        """Return the seconds of starts, stops, sleeps and wakes as plain values, timed from the window's start."""
+        """Return the starts, stops, sleeps and wakes as plain values, with their times from the window's start."""
         return [{**span._asdict(), "begun_s": span.begun_s - zero_s} for span in self.spans]
 
 
 def tell(process: Process, asks: tuple[Ask, ...]) -> None:
-    """Send orders to a running server, one after the other. Raises UserError where it does not obey."""
+    """Send orders to a running server, one after the other. Raises UserError if it does not answer with HTTP 200."""
     url = urlsplit(process.ready_url)
     for ask in asks:
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=READY_S)
@@ -448,7 +448,7 @@ def tell(process: Process, asks: tuple[Ask, ...]) -> None:
 
 
 def _with_log(up: Up, what: str) -> str:
-    """Say what a server did, with the end of its log."""
+    """Return a text that says what a server did, followed by the last lines of its log."""
     why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} {what}"
     last = up.process.last_lines() if up.process is not None else ""
     return f"{why}; its log ends with:\n{last}" if last else why

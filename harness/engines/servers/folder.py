@@ -1,7 +1,7 @@
-"""Checkpoints without weights to fetch: a folder for servers that draw them (vLLM, SGLang), a GGUF for llama.cpp.
+"""Checkpoints without weights to download: folders for servers that draw weights (vLLM, SGLang), GGUF for llama.cpp.
 
-Both stand for a `Shape`: the kernels are real, the text is noise. They are cached by a hash of what they are made of,
-and are written whole or not at all.
+Both represent a `Shape`: the kernels are real, the text is noise. They are cached under a hash of their contents, and
+are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ FORMAT = 1  # is hashed too: another number makes new files
 
 
 def on_host(shape: Shape) -> Shape:
-    """Return the shape that is served in place of another on a host without cards.
+    """Return the shape that is served in place of `shape` on a host without cards.
 
-    It is the same shape if its weights take at most SMALL_BYTES, else TINY.
+    It is `shape` itself if its weights take at most SMALL_BYTES, else TINY.
     """
     return shape if shapes.weight_bytes(shape) <= SMALL_BYTES else TINY
 
 
 def dummy(shape: Shape, cache: Path) -> Path:
-    """Return a Hugging Face folder of a Llama without weights (`--load-format dummy`), written at first use.
+    """Return a Hugging Face folder of a Llama without weights (`--load-format dummy`); the first call writes it.
 
     It holds a config and a tokenizer of words.
     """
@@ -90,7 +90,7 @@ def dummy(shape: Shape, cache: Path) -> Path:
 
 
 def weights(shape: Shape, cache: Path, python: Path, seed: int = 0) -> Path:
-    """Return a GGUF of random weights, written at first use by an interpreter that has the package `gguf`."""
+    """Return a GGUF file of random weights; the first call writes it, by an interpreter with the package `gguf`."""
     _check(shape)
     if shape.vocab <= gguf.RESERVED:
         raise UserError(f"a GGUF needs more than {gguf.RESERVED} tokens of vocabulary, {shape.name} has {shape.vocab}")

@@ -1,12 +1,12 @@
-"""Write a Llama of random weights as GGUF: what llama.cpp serves where nothing may be fetched.
+"""Write a Llama of random weights as GGUF, which llama.cpp serves where no weights may be downloaded.
 
-Run by the interpreter of llama.cpp's environment, by its path, for it imports nothing of ours:
+The interpreter of llama.cpp's environment runs this file by its path, so it imports nothing of ours:
 
     .venv-llamacpp/bin/python -I harness/engines/servers/gguf.py OUT.gguf '{"layers": 4, "hidden": 256, ...}'
 
-The keys are those of `Shape` beside a seed. The tokenizer has `<unk>`, `<s>`, `</s>`, the 256 bytes that llama.cpp asks
-for, and words. Rows of the output matrix are zero for all but the words, so that greedy decoding gives words alone:
-bytes would be held back until they are a character, and come several to a chunk.
+The keys are those of `Shape`, and a seed. The tokenizer has `<unk>`, `<s>`, `</s>`, the 256 bytes that llama.cpp asks
+for, and words. Rows of the output matrix are zero for all tokens but the words, so that greedy decoding generates only
+words. Bytes would be held back until they make a character, and several would come in one chunk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESERVED = 3 + 256  # ids below are special tokens and bytes; words follow
 
 
 def write(path: Path, shape: dict[str, Any], seed: int) -> None:
-    """Write the file whole or not at all: it is written under another name, and renamed to `path` at the end."""
+    """Write a GGUF file whole or not at all: under another name first, which is changed to `path` at the end."""
     import gguf
     import numpy as np
 

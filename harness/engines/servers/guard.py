@@ -1,13 +1,13 @@
-"""A guard process, which ends the servers of the process that it watches when that is gone.
+"""A guard process, which ends the servers of a process when that process is gone.
 
-However a run ends, SIGKILL included, its servers must not outlive it. The kernel's signal at the death of a child's
-parent is sent when the *thread* that started the child ends, and does not reach the children of a server. So each
-process that starts servers has one guard, and names the sessions to watch on its standard input:
+However a run ends, SIGKILL included, its servers must not outlive it. The kernel can signal a child when its parent
+dies. But it does so when the *thread* that started the child ends, and the signal does not reach the children of a
+server. So each process that starts servers has one guard, and names the sessions to watch on its standard input:
 
     +PID    watch the session that PID leads        -PID    it has been stopped        end    stop them all and exit
 
-The guard does the same as at `end` when its parent dies or closes the pipe. It imports nothing of ours: `process.py`
-runs it by its path.
+The guard also stops them all when its parent dies or closes the pipe. It imports nothing of ours: `process.py` runs it
+by its path.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KILL_S = 10.0  # most seconds of a wait for a process, which can outlive SIGKILL
 
 
 def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Return the living processes of a server: its session's, its descendants in any session, and `others`.
+    """Return the living processes of a server: those of its session, its descendants in any session, and `others`.
 
-    `others` are processes of the server that were found earlier. A descendant in another session cannot be found once
-    the processes between it and the server are gone, so the caller has to remember it.
+    `others` are processes of the server that were found earlier. Once the processes between the server and a descendant
+    in another session are gone, that descendant cannot be found. So the caller has to remember it.
     """
     members = set(others)
     with suppress(psutil.NoSuchProcess):
@@ -48,14 +48,14 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to each process that still lives."""
+    """Send a signal to each of the processes that is still alive."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def kill(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Kill a server, its processes in `others`, and all that they start meanwhile.
+    """Kill a server, its processes in `others`, and all processes that they start meanwhile.
 
     Return the processes that are still alive after KILL_S seconds.
     """

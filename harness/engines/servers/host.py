@@ -1,7 +1,7 @@
-"""Facilities of this host for servers: its cards, and the programs that share them. Nothing is started or touched.
+"""Look up the cards of this host, and the programs by which servers can share them. Nothing is started or changed.
 
-KV memory on demand (kvcached) and running at the same time within parts of the SMs (MPS) are looked up here and nowhere
-else: `can` and `offers` of an engine follow from it.
+This is the only place that looks for KV memory on demand (kvcached), and for servers that run at the same time on parts
+of the SMs (MPS). An engine's `can` and `offers` follow from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOUNTED = Path("/usr/local/nvidia/bin")  # containers have the driver's programs
 
 
 class Card(NamedTuple):
-    """The cards of a host, and the ways to share them that an environment supports."""
+    """The cards of a host, and the ways of sharing them that a Python environment supports."""
 
     gpus: int = 1
     mps: str | None = None  # the program that starts the daemon of MPS
@@ -27,7 +27,7 @@ class Card(NamedTuple):
 
 
 def card(environment: str) -> Card | None:
-    """Return the cards of this host, and the ways to share them; None if it has no card."""
+    """Return the cards of this host, and the ways of sharing them; None if it has no card."""
     gpus = sum(path.name.removeprefix("nvidia").isdecimal() for path in DEVICES.glob("nvidia*"))
     mounted = MOUNTED / MPS
     mps = shutil.which(MPS) or (str(mounted) if mounted.is_file() else None)
@@ -35,7 +35,7 @@ def card(environment: str) -> Card | None:
 
 
 def version(environment: str, package: str, root: Path | None = None) -> str | None:
-    """Return the version of a package in an environment; None if it lacks it."""
+    """Return the version of a package in a Python environment; None if the package is not installed there."""
     paths = [
         str(path) for path in ((root or environments.ROOT) / f".venv-{environment}").glob("lib/python*/site-packages")
     ]

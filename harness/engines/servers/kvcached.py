@@ -1,9 +1,9 @@
-"""Limits of elastic KV memory: accounts of kvcached 0.1.6, which its servers look at while they run.
+"""Limits of elastic KV memory: accounts of kvcached 0.1.6, which its servers read while they run.
 
-An account is a file of shared memory with three integers of 8 bytes: the limit, bytes in use, bytes kept ready
-(`MemInfoStruct` and `RwLockedShm` in kvcached/cli/utils.py, SHM_DIR in kvcached/utils.py). Its own `kvctl limit`
-imports torch, which takes seconds, and ends with status 0 where there is no account (`cmd_limit` in
-kvcached/cli/kvctl.py); so the limit is written here, under the same lock.
+An account is a file of shared memory with three integers of 8 bytes: the limit, bytes in use, bytes that are mapped in
+advance (`MemInfoStruct` and `RwLockedShm` in kvcached/cli/utils.py, SHM_DIR in kvcached/utils.py). The limit is written
+here, under kvcached's lock. The command `kvctl limit` of kvcached is not used, for two reasons. It imports torch, which
+takes seconds, and it ends with status 0 even if there is no account (`cmd_limit` in kvcached/cli/kvctl.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BYTES = 24  # an account has three numbers: limit, used, prepared
 
 
 def limit(account: str, limit_bytes: int) -> None:
-    """Limit a running server's KV memory.
+    """Limit the KV memory of a running server.
 
     Raises UserError if the server has no account of kvcached, or one of another layout.
     """

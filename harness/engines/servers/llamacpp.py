@@ -1,9 +1,9 @@
-"""Serve a GGUF by llama.cpp's server as the wheel `xllamacpp` has it, in this process, until a signal ends it.
+"""Serve a GGUF with llama.cpp's server from the wheel `xllamacpp`, in this process, until a signal ends it.
 
-Run by the interpreter of llama.cpp's environment, by its path, for it imports nothing of ours; `commands.llamacpp`
-writes the command line. The wheel has no program of its own: its `Server` listens from its construction on.
-The names are fields of llama.cpp's `common_params` (common/common.h), as `CommonParams` of xllamacpp 2026.10.11549 has
-them.
+The interpreter of llama.cpp's environment runs this file by its path, so it imports nothing of ours.
+`commands.llamacpp` writes the command line. The wheel has no program of its own: its `Server` listens from its
+construction on. The names are fields of llama.cpp's `common_params` (common/common.h), as `CommonParams` of xllamacpp
+2026.10.11549 has them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The daemon of MPS, by which servers on a card run at the same time, each within its part of the SMs.
+"""The MPS daemon, with which servers on a card run at the same time, each within its part of the SMs.
 
-It is started for a run, with a pipe and a log directory of its own, and ends with the run as servers do. A program that
-does not find the daemon runs without it and says nothing (nvidia-cuda-mps-control(1)), so the daemon is asked first.
+The daemon is started for a run, with a separate pipe and log directory, and ends with the run as servers do. A program
+that does not find the daemon runs without it and gives no message (nvidia-cuda-mps-control(1)). So each server starts
+only after the daemon has answered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ASK_S, READY_S = 0.1, 10.0
 
 
 class Mps:
-    """A daemon of MPS that the run starts and ends."""
+    """An MPS daemon that a run starts and ends."""
 
     def __init__(self, program: str, folder: Path) -> None:
         pipe, logs = folder / "mps", folder / "mps-log"
@@ -45,7 +46,7 @@ class Mps:
             time.sleep(ASK_S)
 
     def answers(self) -> bool:
-        """Tell whether the daemon runs, and servers that start now will find it."""
+        """Tell whether the daemon runs, so that servers that start now will find it."""
         if not self.process.alive():
             return False
         asked = subprocess.run(
@@ -54,5 +55,5 @@ class Mps:
         return asked.returncode == 0 and asked.stdout.strip().replace(".", "", 1).isdecimal()
 
     def stop(self) -> None:
-        """End the daemon, after its servers."""
+        """End the daemon; call this after its servers have ended."""
         self.process.stop()

@@ -1,8 +1,8 @@
-"""A server as a process: started, asked until it answers, and stopped with everything that it started.
+"""A server as a process: start it, wait until it answers, and stop it with all processes that it started.
 
-Each server leads a session and process group of its own, so that Ctrl-C reaches the run alone, which then stops its
-servers. Where the run cannot, its guard does (guard.py). A server's output goes to its log, whose last lines are in
-every message about it. Needs Linux (pidfd).
+Each server leads a separate session and process group, so that Ctrl-C reaches only the run, which then stops its
+servers. If the run cannot, its guard does (guard.py). A server's output goes to its log. Every message about the server
+ends with the last lines of this log. Needs Linux (pidfd).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ LOWEST_PORT = 10_000
 
 
 class PortTaken(UserError):
-    """The error of a server whose port another process has taken; it can be started again on another port."""
+    """The error of a server whose port another process has taken; the server can be started again on another port."""
 
 
 class Process:
-    """One server process and its children."""
+    """A server's main process and its children."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, ready_url: str) -> None:
         self.command, self.env, self.log, self.ready_url = tuple(command), dict(env), log, ready_url
@@ -57,12 +57,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The id of the server's main process, also after its end."""
+        """The id of the server's main process, also after that process has ended."""
         assert self._child is not None, "not started"
         return self._child.pid
 
     def start(self) -> None:
-        """Start the server without waiting until it is ready; it ends with this process, however this process ends."""
+        """Start the server, without waiting until it is ready. It ends with this process, however this process ends."""
         assert self._child is None, "a Process starts once"
         watch = _guard(os.getpid())
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class Process:
             child.stdin.write(b"go\n")
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return once `ready_url` answers 200; stop the server and raise UserError where it does not."""
+        """Wait until `ready_url` answers 200; if it does not, stop the server and raise UserError."""
         began = time.monotonic()
         while not self._answers(min(ANSWER_S, max(ASK_S, began + timeout_s - time.monotonic()))):
             gone_s = time.monotonic() - began
@@ -131,7 +131,7 @@ class Process:
         return self.log.stem
 
     def members(self) -> list[psutil.Process]:
-        """Return its living processes, for their use of resources."""
+        """Return the server's living processes, so that their use of resources can be measured."""
         if self._child is None:
             return []
         living = guard.family(self._leader, self._seen)
@@ -139,7 +139,7 @@ class Process:
         return living
 
     def last_lines(self) -> str:
-        """Return the last lines of its log since this start."""
+        """Return the last lines that the server wrote to its log since this start."""
         with suppress(OSError), self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._logged_before, end - 16_384))
@@ -147,7 +147,7 @@ class Process:
         return ""
 
     def _wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process, and tell whether it has come."""
+        """Wait for the end of the main process, and tell whether it has ended in time."""
         if self.alive():
             ended = select.poll()  # one for each call: two threads may wait at once
             with suppress(ValueError):  # closed: it has just been stopped
@@ -167,7 +167,7 @@ class Process:
             connection.close()
 
     def _listens(self) -> bool:
-        """Tell whether one of the server's processes listens at the port; if not, another server may answer there."""
+        """Tell whether a process of this server listens at the port; if not, another server may be answering."""
         port = urlsplit(self.ready_url).port
         for process in self.members():
             with suppress(psutil.NoSuchProcess):
@@ -196,10 +196,10 @@ class Process:
 
 
 def free_port() -> int:
-    """Return a TCP port that has no listener now.
+    """Return a TCP port on which no process listens now.
 
-    It lies below the range from which the kernel takes ports for outgoing connections. A server takes its port seconds
-    later, and one of the client's thousands of connections could have a port of that range by then.
+    A server opens its port seconds later. The port lies below the range from which the kernel takes ports for outgoing
+    connections. A port of that range could by then belong to one of the client's thousands of connections.
     """
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = range(LOWEST_PORT, lowest_outgoing)
@@ -212,7 +212,7 @@ def free_port() -> int:
 
 @cache
 def _guard(pid: int) -> subprocess.Popen[bytes]:
-    """Return the guard process of this process, started by the first call; a forked process starts its own guard."""
+    """Return the guard of this process, which the first call starts; a forked process starts another guard."""
     started = subprocess.Popen(
         [sys.executable, "-I", guard.__file__, str(pid)], stdin=subprocess.PIPE, start_new_session=True
     )

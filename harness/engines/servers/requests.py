@@ -1,4 +1,4 @@
-"""Requests on their way: as the client tells of them, and to which server they go."""
+"""Requests on their way to servers: their states as the client reports them, and the server of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IGNORED = "the server ignores ignore_eos"  # every request sets it
 
 
 class Requests(WallClock):
-    """The part of an engine of servers that follows requests as the client reports them, and sends them to servers."""
+    """The part of an engine of servers that sends requests to servers, and follows them by the client's reports."""
 
     def __init__(self, config: Config, kind: Kind) -> None:
         super().__init__(config)
@@ -52,7 +52,7 @@ class Requests(WallClock):
                 self._ended(self.live[rid], kind, at_s, tokens)
 
     def _come(self, r: int, due_s: float, sent: bool) -> None:
-        """Take in a request that is due; the client has sent it already if its model was routed."""
+        """Handle the arrival of a request; `sent` tells whether the client has sent it by its model's route."""
         jobs = self.jobs
         if jobs.after is None:
             due_s = jobs.arrival_s.item(r)  # not rounded
@@ -95,12 +95,12 @@ class Requests(WallClock):
         self.tell([Finished(r, request.batch, how)])
 
     def _at(self, batch: Batch) -> Server | None:
-        """Return the server to which requests of a batch may be sent now, or None."""
+        """Return the server to which requests of a batch may be sent now; None if there is none."""
         up = self.fleet.up.get(batch.inst)
         return up.seat.at if up is not None and up.seat and up.state == "ready" and batch in self.lanes else None
 
     def _offer(self, request: Live) -> None:
-        """Send a member of a batch to its server, if the server takes it.
+        """Send a member of a batch to its server if the server is ready and the lane is open.
 
         If the server ended by itself, the request fails.
         """
@@ -135,7 +135,7 @@ class Requests(WallClock):
         self.cancelled.add(rid)
 
     def _flow(self, inst: Inst) -> None:
-        """Send the waiting requests of an instance if its server takes them now, and update the client's routes to it.
+        """Send an instance's waiting requests if its server is ready, and update the client's routes to the server.
 
         It is called after a change of the server or of its lanes.
         """
@@ -148,7 +148,7 @@ class Requests(WallClock):
                 self._route(model)
 
     def _route(self, model: str) -> None:
-        """Tell the client to which server it sends a model's requests by itself, if that server has changed."""
+        """Set the client's route of a model to the server that takes its requests now, if that server has changed."""
         to = self._at(self.routes[model])
         if self.client is not None and to != self.routed.get(model):
             self.client.route(model, to)
@@ -161,17 +161,17 @@ class Requests(WallClock):
         request.since_s, request.cause = at_s, "admission" if request.batch is None else self.waits_for(request)
 
     def waits_for(self, request: Live) -> str:
-        """See WallClock."""
+        """Return the cause for which a request waits: "queue" if its server is ready, else "load"; see WallClock."""
         assert request.batch is not None
         up = self.fleet.up.get(request.batch.inst)
         return "queue" if up is not None and up.state == "ready" else "load"
 
     def charge(self) -> None:
-        """Do nothing: waits are charged request by request (`_pass`)."""
+        """Do nothing: `_pass` charges the waits of each request; see WallClock."""
 
     def release(self, request: Live) -> None:
-        """Do nothing: KV is held by the servers; see WallClock."""
+        """Do nothing, as the servers hold the KV; see WallClock."""
 
     def kv_bytes(self, request: Live) -> int:
-        """Return the bytes of a request's KV at its server, for the tokens that the client knows of; see WallClock."""
+        """Return a request's KV bytes at its server, for the tokens that the client has seen; see WallClock."""
         return request.kv_tokens * self.cluster.models[request.model].kv_token_bytes

@@ -1,13 +1,13 @@
-"""Servers that we start: the part that their kinds share, whatever the program.
+"""Servers that we start: the part that is common to all their kinds.
 
-On a host without cards a network of four layers (`folder.TINY`) stands in for a model that is too large, and weights
-are drawn: server and seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a
-budget of host memory for weights and KV, `pool_bytes` or MEMORY. All share the processors: a server has its part of
-them in threads, one at least, and none is pinned. On cards (`host.Card`) models have their own shapes and the memory of
-the card; weights are drawn, unless the environment variable MODELS_DIR names a folder that has the checkpoint of every
-model's shape.
+On a host without cards, a network of four layers (`folder.TINY`) stands in for a model that is too large, and weights
+are drawn. Servers and seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a
+budget of host memory for weights and KV, `pool_bytes` or MEMORY. All servers share the processors: each has its part of
+them in threads, at least one, and none is pinned. On cards (`host.Card`) models have their real shapes and the memory
+of the card. Their weights are drawn, unless the environment variable MODELS_DIR names a folder that has the checkpoint
+of every model's shape.
 
-The options of a system ask how cards are shared; they are offered as far as the host can do it:
+The options of a system ask for ways of sharing cards. They are offered as far as the host supports them:
 
     kv=paged         KV memory is a fixed part of the card, from the server's start on
     kv=elastic       kvcached: it is taken on demand; a Limit is the most of it, and may change while the server runs
@@ -15,7 +15,7 @@ The options of a system ask how cards are shared; they are offered as far as the
                      theirs from start to end
     sharing=turns    without MPS: the driver gives the card to one server after the other
 
-The size of a chunk is one setting for a server's life: that of the spec (`chunk_tokens`), never of a `Run`.
+A server's chunk size is fixed for its life: it is that of the spec (`chunk_tokens`), never of a `Run`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MODELS = "MODELS_DIR"
 
 
 class Started(Kind):
-    """Servers of one program, in the environment that has the program's name."""
+    """Servers of one program, in the Python environment that has the program's name."""
 
     name: str
     package: str  # `measured_on` holds its version
@@ -79,7 +79,7 @@ class Started(Kind):
         }
 
     def _have(self, card: Card, options: Mapping[str, Option]) -> None:
-        """Set the ways of sharing that the card offers, and choose those that the system asks for."""
+        """Set the ways of sharing that the card offers, and choose those for which the system asks."""
         self.sleeps = {way: nap for way, nap in self.naps.items() if self.files or not nap.rereads}
         self.can = self.can | {f"Load.way:{way}" for way in self.sleeps} | ({"Run.sms"} if card.mps else set())
         self.ways = self.ways | set(self.sleeps)
@@ -94,7 +94,7 @@ class Started(Kind):
         self.at_once, self.elastic = asked == "fluid", card.kvcached and options.get("kv") == "elastic"
 
     def _host(self) -> Cluster:
-        """Return the devices and models as policies see them on a host without cards.
+        """Return the devices and models that policies see on a host without cards.
 
         A network of four layers stands in for a model that is too large.
         """
@@ -120,7 +120,7 @@ class Started(Kind):
         return {"weights": "drawn", **instead, "threads a server": f"{self.threads}, not pinned"}
 
     def ready(self, at: Path) -> None:
-        """Write the models, unless they are in the user's cache; start MPS if servers share a GPU by it. See Kind."""
+        """Write the models that the user's cache lacks, and start MPS if servers share a GPU by it; see Kind."""
         if self.lacks:
             raise UserError(f"{self.name} needs {self.lacks}")
         self.python = environments.python(self.name)
@@ -138,17 +138,17 @@ class Started(Kind):
             self.mps.start()
 
     def close(self) -> None:
-        """End what `ready` started, once the servers have ended."""
+        """End MPS, after the servers have ended; see Kind."""
         mps, self.mps = self.mps, None
         if mps is not None:
             mps.stop()
 
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:  # noqa: ARG002 - servers draw weights alike
-        """Return the files of a model, written at first use."""
+        """Return the folder or file of a model's checkpoint; the first call writes it."""
         return folder.dummy(shape, at)
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
-        """See Kind."""
+        """Return the address of an instance's server, and its process, which is not started yet; see Kind."""
         model, port = self.cluster.models[inst.model], free_port()
         chunk = self.config.chunk_tokens or self.config.prefill_tokens
         serve = commands.Serve(
@@ -173,13 +173,13 @@ class Started(Kind):
         raise NotImplementedError
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:  # noqa: ARG002 - most preempt where memory runs out
-        """Return the largest number of requests that a server steps together."""
+        """Return the largest number of requests that a server batches in one step."""
         return self.config.batch_cap
 
     def part(self, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Gpu:
-        """Return a server's part of its GPU: weights, what its process holds beside them, KV, and a part of the SMs.
+        """Return a server's part of its GPU: shares of the memory and of the SMs, and the KV bytes.
 
-        With elastic memory the part of each server is all memory of the card that engines may use.
+        With elastic memory, each server's share is all memory of the card that engines may use.
         """
         assert isinstance(inst.place, tuple)
         (index,) = inst.place
@@ -191,18 +191,18 @@ class Started(Kind):
         return commands.Gpu(index, fraction, percent, account, pool, self.card is not None and self.card.kvcached)
 
     def account(self, inst: Inst) -> str:
-        """Return the name by which kvcached knows a server: no other server of this host has it."""
+        """Return the name of a server's account in kvcached, which is unique on this host."""
         assert isinstance(inst.place, tuple)
         k = next(k for k, m in enumerate(self.config.models) if m.name == inst.model)
         return f"bench-{os.getpid()}-{k}-{'-'.join(map(str, inst.place))}"
 
     def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """See Kind."""
+        """Limit the KV memory of an instance's server if it is elastic; see Kind."""
         if self.elastic:
             kvcached.limit(self.account(inst), kv_bytes)
 
     def served(self) -> dict[str, str]:
-        """Return, for each model, how its server shares the card; see Kind.
+        """Return, for each model, a text that says how its server shares the card; see Kind.
 
         It is empty on a host without cards, for which `measured_on` has these facts.
         """
@@ -214,9 +214,9 @@ class Started(Kind):
 
 
 def real(config: Config) -> dict[str, Path]:
-    """Return the checkpoint of each model, if MODELS_DIR has one for every model; else an empty mapping.
+    """Return the checkpoint of each model if MODELS_DIR has them all; else an empty mapping.
 
-    A folder in MODELS_DIR has the name of a shape.
+    The folder of a checkpoint in MODELS_DIR has the name of the model's shape.
     """
     root = os.environ.get(MODELS)
     checkpoints = {m.name: Path(root, m.shape.name) for m in config.models} if root else {}
@@ -225,5 +225,5 @@ def real(config: Config) -> dict[str, Path]:
 
 
 def cache() -> Path:
-    """Return the folder in which models are kept from run to run."""
+    """Return the folder that stores models from one run to the next."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-sharing-bench"

@@ -1,7 +1,8 @@
-"""The state diagram of a server, and what a policy sees of each state.
+"""The state diagram of a server, and the state of its weights that policies see.
 
-A run that makes another step records it among the faults in its `side.json`; where the environment variable
-BENCH_STRICT is set, as in the tests, it raises. `harness/client/states.py` has the diagram of a request.
+If a run makes a step that the diagram does not have, its `side.json` lists the step among the faults. If the
+environment variable BENCH_STRICT is set, as in the tests, the step raises an error. `harness/client/states.py` has the
+diagram of a request.
 """
 
 from __future__ import annotations

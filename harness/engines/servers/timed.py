@@ -1,4 +1,4 @@
-"""Servers timed from outside, for `bench calibrate ENGINE`.
+"""Measure servers from outside, for `bench calibrate ENGINE`.
 
     prefill     seconds to a first token, of a prompt alone on its server
     decode      seconds of a step in which all streams of a server make a token
@@ -6,9 +6,10 @@
     start,stop  seconds until a server answers, and until it is gone
     sleep,wake  seconds until a server that is ordered to has given its memory back, and until it has it again
 
-Each measurement has a client of its own, and is a median over its repeats; all are made in rounds. A measurement during
-which other processes kept more than MOST_OTHERS cores busy is made again; of TRIES such tries the least disturbed is
-kept, with its load. One that shows no seconds of what it measures is made again too; after TRIES it is left out.
+Each measurement has a separate client, and is a median over its repeats; all measurements are made once in each round.
+If other processes kept more than MOST_OTHERS cores busy meanwhile, the measurement is made again. After TRIES such
+tries, the least disturbed one counts, and its facts have that load. If no seconds of the quantity were observed, the
+measurement is made again too; after TRIES it is left out.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
 
 
 class Wanted(NamedTuple):
-    """A measurement that is to be made: its quantity, its settings and its round."""
+    """A measurement to be made: its quantity, its settings and its round."""
 
     quantity: str
     at: Mapping[str, int | str | bool]
@@ -60,13 +61,13 @@ class Wanted(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The measurement in a line."""
+        """The measurement in words, on one line."""
         parts = [f"{name} {value}" for name, value in self.at.items() if value]
         return f"{self.quantity} " + ", ".join([*parts, self.source] if self.source else parts)
 
 
 class Timing(NamedTuple):
-    """The seconds of each repeat of a measurement, and facts on it; no seconds if the measurement showed none."""
+    """The seconds of each repeat of a measurement, and facts about it. `seconds` is empty if none were observed."""
 
     seconds: list[float]
     facts: Mapping[str, Any] = {}
@@ -74,11 +75,11 @@ class Timing(NamedTuple):
 
 
 class Unseen(Exception):
-    """The error of a measurement in which its quantity was never observed."""
+    """The error of a measurement whose quantity was not observed."""
 
 
 class Subject(NamedTuple):
-    """Servers to measure."""
+    """The servers to measure, and the settings of their measurements."""
 
     servers: Mapping[str, Sequence[Inst]]  # keyed by their shape's name; of each as many as BESIDE needs
     seat: Callable[[Inst, Path], Seat]
@@ -91,9 +92,9 @@ class Subject(NamedTuple):
 
 
 def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:
-    """Return servers of a kind as a subject to measure.
+    """Return the servers of a kind, and the settings with which they are measured.
 
-    Each starts with the KV memory that it would take if the whole GPU were free.
+    Each server starts with the KV memory that it would take if the whole GPU were free.
     """
     servers: dict[str, list[Inst]] = {}
     for model in config.models:
@@ -109,7 +110,7 @@ def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:
 
 
 def plan(subject: Subject, rounds: int = ROUNDS) -> list[Wanted]:
-    """List every measurement in order, shape by shape, those with a single server first; the list comes every round."""
+    """List every measurement in order, shape by shape, with single servers first; repeat the list for each round."""
     each, most = list[Wanted](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
@@ -132,7 +133,7 @@ def plan(subject: Subject, rounds: int = ROUNDS) -> list[Wanted]:
 
 
 class Rig:
-    """The servers of a subject as measurements need them: each is started when it is first asked for."""
+    """The servers of a subject during its measurements; each is started when a measurement first needs it."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:
         self._subject, self._logs = subject, folder / "logs"
@@ -142,7 +143,7 @@ class Rig:
         self.about = subject.about
 
     def plan(self, rounds: int = ROUNDS) -> list[Wanted]:
-        """List every measurement that its servers allow, in order."""
+        """List every measurement that these servers allow, in order."""
         return plan(self._subject, rounds)
 
     def __enter__(self) -> Self:
@@ -156,7 +157,7 @@ class Rig:
         """Make a measurement, and return its seconds.
 
         The result has no seconds if these servers do not allow the measurement, or if its quantity was not observed in
-        any try. In the second case the result's `why` has the reason.
+        any try. In the second case `why` of the result has the reason.
         """
         best, others, tries, why = Timing([]), math.inf, 0, ""
         while tries < TRIES:
@@ -214,7 +215,7 @@ class Rig:
     # ------------------------------------------------------------ servers
 
     def _start(self, inst: Inst, tries: int = TRIES) -> float | None:
-        """Start a server and return the seconds until it answers; None if it runs already and is not ours to start."""
+        """Start a server and return the seconds until it answers; None if the server is not ours and runs already."""
         seat = self._up[inst] = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
         if seat.process is None:
             return None
@@ -237,7 +238,7 @@ class Rig:
     def _span(self, wanted: Wanted, inst: Inst) -> float | None:
         """Return the seconds of a start, a stop, a sleep or a wake; None if we did not start the server.
 
-        A stop or a wake is measured with its start or sleep.
+        A stop is measured together with a start, and a wake together with a sleep.
         """
         begin, end = ("sleep", "wake") if "way" in wanted.at else ("start", "stop")
         if wanted.quantity == end and end in self._ends:
@@ -256,7 +257,7 @@ class Rig:
         return None if start_s is None else (start_s, stop_s)
 
     def _nap(self, inst: Inst, way: str) -> tuple[float, float] | None:
-        """Put a server to sleep and wake it; return the seconds of each, or None if we did not start the server."""
+        """Put a server to sleep and wake it, and return the seconds of each; None if we did not start the server."""
         process, sleep = self._up[inst].process, self._subject.sleeps[way]
         if process is None:
             return None
@@ -280,7 +281,7 @@ class Rig:
     def _decodes(self, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
         """Return the seconds of decode steps while all streams of all servers decode.
 
-        Return also the median, over these steps, of the context tokens of one server's streams together.
+        Return also the median context tokens of one server in these steps, summed over its streams.
         """
         log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
         streams = np.split(log.chunk_ns, log.offsets[1:-1])
@@ -302,8 +303,8 @@ class Rig:
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
         """Send requests of (prompt, output) tokens to the servers in turn, and return the client's log.
 
-        They are sent in `rounds`, each after the requests of the round before have ended. Raises UserError if one
-        fails.
+        They are sent in `rounds`; each round starts after all requests of the round before have ended. Raises UserError
+        if a request fails.
         """
         models, n = tuple(inst.model for inst in insts), len(sizes)
         prompt, output = np.array(sizes, np.int32).T
@@ -326,7 +327,7 @@ class Rig:
 
 
 def _why_unseen(servers: int, seqs: int) -> str:
-    """Explain, in words, why no step was seen in which all streams made a token.
+    """Explain in words why there was no step in which all streams made a token.
 
     The explanation depends on the numbers of servers and of streams.
     """
@@ -339,12 +340,12 @@ def _why_unseen(servers: int, seqs: int) -> str:
 
 
 def _wait(client: Client, rids: set[int]) -> None:
-    """Wait until all requests `rids` have ended."""
+    """Wait until the requests `rids` have all ended."""
     while rids:
         rids -= {told.rid for told in client.poll(SILENT_S) if told.kind in {"done", "failed", "dropped"}}
 
 
 def _made(ns: I8, tokens: I8, at_ns: int) -> int:
-    """Return the number of tokens of a stream that had come by a time."""
+    """Return the number of tokens of a stream that had come by the time `at_ns`."""
     k = int(np.searchsorted(ns, at_ns, "right"))
     return int(tokens[k - 1]) if k else 0

@@ -1,4 +1,4 @@
-"""The view that policies have of servers."""
+"""The view of an engine of servers that policies read."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class Seen(WallView):
-    """The view of the servers that policies read; it knows KV only by the tokens that the client saw."""
+    """The view of servers that policies read; it counts KV only by the tokens that the client has seen."""
 
     engine: Requests
 
     def weights(self, inst: Inst) -> Weights:
-        """Return the state of an instance's weights; see View. On the host the weights of every model are "in"."""
+        """Return the state of an instance's weights; see View. On a host, the weights of every model are "in"."""
         up = self.engine.fleet.up.get(inst)
         return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """See View."""
+        """Return the instances on a GPU that have a server, or the instances of all models on a host; see View."""
         if isinstance(home, Host):
             return tuple(Inst(m, home) for m in self.engine.cluster.models)
         return tuple(inst for inst in self.engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
 
     def free_bytes(self, home: int | Host) -> int:
-        """Return the free bytes of a GPU; 0 for the host, to which no KV moves; see View."""
+        """Return the free bytes of a GPU, or 0 for a host, because no KV moves to hosts; see View."""
         if isinstance(home, Host):
             return 0
         free = self.engine.fleet.free_bytes(home)
@@ -39,9 +39,9 @@ class Seen(WallView):
         return free - sum(self._known(self.engine.fleet.up[inst]) for inst in elastic)
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """Return the KV bytes of a model on a GPU: in use, limit, and left; see View.
+        """Return the KV bytes of a model on a GPU: in use, the limit, and the bytes left; see View.
 
-        Bytes count as in use for the tokens that the client knows of.
+        The bytes in use are those of the tokens that the client has seen.
         """
         servers = [self.engine.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
         have, used = sum(up.kv_bytes for up in servers), sum(map(self._known, servers))
@@ -51,10 +51,10 @@ class Seen(WallView):
         return KvState(used, self.engine.fleet.limits.get((model, gpu)), left)
 
     def _known(self, up: Up) -> int:
-        """Return the bytes of KV that a server holds, as far as the client knows."""
+        """Return the KV bytes that a server holds, by the tokens that the client has seen."""
         return min(up.kv_bytes, sum(self.engine.kv_bytes(self.engine.live[r]) for r in up.flying))
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """See View."""
+        """Return the `Run` in force if the lane "mixed" of a batch is open, else None; see View."""
         open_ = phase == "mixed" and batch in self.engine.lanes
         return Run(batch, sms=self.engine.fleet.sms.get(batch.inst)) if open_ else None

@@ -1,4 +1,4 @@
-"""Every system on real kernels: an engine of our own for all actions of the vocabulary. `engine.py` says how."""
+"""An engine that runs every system on real kernels and carries out all actions of the vocabulary; see `engine.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """State that all parts of the engine read and change: the models, memory, and the requests in a step.
 
-`engine.py` derives from it; this module does not know how steps are formed, or how weights and KV are brought in.
+The engine in `engine.py` derives from it. This module knows neither how steps are formed nor how weights and KV are
+copied.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Kv:
 
 
 class Core(WallClock):
-    """The state that all parts of the engine share, and the KV memory of requests."""
+    """The state that all parts of the engine share, with the KV memory of requests."""
 
     residents: Any  # residents.Residents, as `moves` is moves.Moves, and so on: those modules import this one
     moves: Any
@@ -71,7 +72,7 @@ class Core(WallClock):
         self.copying: dict[int, Callable[[], None]] = {}  # what follows each copy that is under way
 
     def preempt(self, request: Live) -> Preempted:
-        """Take the KV of a member to free memory for others."""
+        """Take the KV of a batch member to free memory for others, and return the event that reports it."""
         raise NotImplementedError
 
     def retired(self, step: Any) -> None:
@@ -79,15 +80,19 @@ class Core(WallClock):
         raise NotImplementedError
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Let a worker end."""
+        """Let a worker end; other workers step its instances from then on."""
         raise NotImplementedError
 
     def worker(self, device: int, model: str, *phase: str) -> WorkerProcess:
-        """Return the worker of a model on a device, or of a phase of its lanes; start it if it does not exist."""
+        """Return the worker for a model on a device; start it if it does not exist.
+
+        With a phase, return the worker for the lanes of this phase. With `process=gpu`, all models of a device have one
+        worker.
+        """
         return self.workers.worker(device, *(() if self.layout == "gpu" else (model,)), *phase)
 
     def place_refusal(self, inst: Inst) -> Refusal | None:
-        """Return the reason for which an instance cannot be at its place, None where it can."""
+        """Return the reason why an instance cannot be at its place; None if it can."""
         if inst.model not in self.nets or isinstance(inst.place, Host) or inst.place not in self.places:
             many = not isinstance(inst.place, Host) and len(inst.place) > 1
             return "never", "tensor parallelism is not served" if many else f"no {inst.model} on {inst.place}"
@@ -99,11 +104,11 @@ class Core(WallClock):
         return kv.home == place or (kv.attend and not isinstance(kv.home, Host))
 
     def kv_bytes(self, request: Live) -> int:
-        """See WallClock."""
+        """Return the bytes of the KV blocks that a request holds; see WallClock."""
         return self.kv[request.rid].bytes if request.rid in self.kv else 0
 
     def hold(self, request: Live, tokens: int) -> bool:
-        """Hold blocks for `tokens` tokens of a request; return False if there is no room."""
+        """Take further blocks, so that a request holds enough for `tokens` tokens; return False if there is no room."""
         kv = self.kv[request.rid]
         more = kv.account.blocks_for(tokens) - len(kv.blocks)
         if more > 0 and not kv.account.fits(more):
@@ -112,7 +117,7 @@ class Core(WallClock):
         return True
 
     def could_hold(self, request: Live) -> bool:
-        """Tell whether a request's context and one more token would fit on the device if its model were alone there."""
+        """Tell whether a request's context and one more token would fit on its device if its model were alone there."""
         assert request.batch is not None
         account = self.account(request.model, request.batch.inst.place)
         most = account.arena.size - account.arena.whole(self.nets[request.model].weight_bytes)
@@ -123,8 +128,8 @@ class Core(WallClock):
     def enter(self, request: Live, tokens: int) -> bool:
         """Take the blocks for `tokens` tokens of a new prompt; return False if there is no room.
 
-        The prompt must leave the watermark free, unless its model holds no KV on the device yet. It must also leave
-        free the bytes that refused loads of weights wait for.
+        The blocks must leave the watermark free, unless the model holds no KV on the device yet. They must also leave
+        free the memory that refused loads of weights wait for.
         """
         assert request.batch is not None
         place = request.batch.inst.place
@@ -147,10 +152,10 @@ class Core(WallClock):
     def copy(
         self, link: str, parts: Sequence[Bytes], copied: Callable[[], None], *, kv: bool = False, part: float = 1.0
     ) -> None:
-        """Order a copy over a link, at the fraction `part` of the link's rate; `copied` is called when it is done."""
+        """Order a copy over a link, at the fraction `part` of the link's rate; `copied` is called at its end."""
         number = self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
         self.copying[number] = copied
 
     def refuse(self, done: Done) -> None:
-        """Queue a Done for the policy, which receives it even if it does not listen to Done events of this action."""
+        """Queue a Done for the policy, even if the policy does not listen to the ends of such actions."""
         self._told.append(done)

@@ -1,11 +1,11 @@
-"""Seconds of a device's steps and loads, as policies may know them before a run: seven numbers for all networks.
+"""Seconds of a device's steps and loads that policies may know before a run: seven numbers for all networks.
 
     step = step_s + layer_s L + seq_s (B + n) + byte_s W + flop_s 2 P (m + r - 1) + kv_s K C + area_s A area
 
-L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A what attention multiplies for
-a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py. The
-numbers are fitted on steps that `bench calibrate torch-steps` times on an idle machine. On a share s of a device a step
-takes 1 / s of these seconds, as its lane sleeps the rest.
+L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A multiplications of attention
+for a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py.
+The numbers are fitted on steps that `bench calibrate torch-steps` times on an idle machine. On a share s of a device a
+step takes 1 / s of these seconds, because its lane sleeps for the rest.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def numbers() -> Numbers:
 
 
 def features(net: Net, work: Work) -> list[float]:
-    """Return a list of factors, one for each coefficient in NAMES, in the order of NAMES.
+    """Return the factors of the coefficients in NAMES, in this order.
 
-    The seconds of a step are the sum of all products of a factor and its coefficient.
+    The seconds of a step are the sum of the products of each factor and its coefficient.
     """
     s, rows = net.shape, work.decodes + work.prompts
     tokens = work.decodes + work.prompt_tokens
@@ -88,7 +88,7 @@ def features(net: Net, work: Work) -> list[float]:
 
 
 def row(net: Net, fitted: Numbers) -> Row:
-    """Return the coefficients of a network's steps, in the form of cost tables."""
+    """Return the coefficients of a network's steps as a row of a cost table."""
     rates = [getattr(fitted, name) for name in NAMES]
 
     def seconds(work: Work) -> float:
@@ -110,7 +110,10 @@ def row(net: Net, fitted: Numbers) -> Row:
 def profile(
     nets: Mapping[str, Net], shapes: Mapping[str, Shape], links: Mapping[str, float], mem_bytes: int, devices: int
 ) -> TableProfile:
-    """Return the profile of step, load and move seconds that policies query for these networks; `links` in GB/s."""
+    """Return the profile that policies query for the seconds of steps, loads and moves of these networks.
+
+    `links` has the rate of each link in GB/s.
+    """
     fitted = numbers()
     h2d, d2h, peer, disk = (1e9 * links[name] for name in ("h2d", "d2h", "peer", "disk"))
     spec = GpuSpec(

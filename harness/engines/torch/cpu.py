@@ -1,7 +1,8 @@
 """A core of the processor as a device; see device.py.
 
-Its memory is a file without a name (memfd) of its budget's size. A range is reserved without memory; a granule of the
-file is mapped into it where it is used. A share of the core is got by sleeping between kernels.
+The device's memory is a file without a name (memfd), whose size is the device's budget. A range of addresses is
+reserved without memory, and granules of the file are mapped into the range where they are used. A worker has a share of
+the core by sleeping between kernels.
 """
 
 from __future__ import annotations
@@ -78,33 +79,33 @@ class Core:
         self.meanwhile: Callable[[], None] | None = None  # never called: a kernel is over when its call returns
 
     def space(self, size: int) -> Space:
-        """See Device."""
+        """Reserve a range of `size` bytes of addresses; see Device."""
         return Space(self.memory, size)
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Do nothing, as the nursery sets torch up before it forks workers; see Device."""
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:  # noqa: ARG002 - the worker sleeps
-        """See Device."""
+        """Return a context without effect, as the worker gets its share of the core by sleeping; see Device."""
         return nullcontext()
 
     def wait(self) -> None:
-        """See Device."""
+        """Do nothing, as a kernel on a core is done when its call returns; see Device."""
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
-        """See Device."""
+        """Return the block table of a step's decodes, and the mask of their tokens; see Attention."""
         return model.block_table(parts, kv)
 
     def decode_attention(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
-        """See Device."""
+        """Return decode attention, one query for each context; see Attention."""
         return model.decode_attention(kv, layer, contexts, q)
 
     def prompt(self, part: Part, kv: Tensor) -> Any:
-        """See Device."""
+        """Return a prompt piece and the blocks of its context; see Attention."""
         return part, model.block_ids(part, kv)
 
     def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
-        """See Device."""
+        """Return the causal attention of one prompt piece; see Attention."""
         part, blocks = prompt
         return model.prompt_attention(kv, layer, part, blocks, q)
 
@@ -112,18 +113,18 @@ class Core:
         """Return None, as a fused kernel would save nothing on a core; see Device."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
-        """Return None, as kernel launches cost nothing on a core, so that graphs would save nothing; see Device."""
+        """Return None, as kernel launches cost nothing on a core and graphs would save nothing; see Device."""
 
     def export(self, *tensors: Tensor) -> Any:
         """Return the tensors as NumPy arrays, which can be sent to another process; see Device."""
         return [tensor.numpy() for tensor in tensors]
 
     def imported(self, handle: Any) -> list[Tensor]:
-        """See Device."""
+        """Return the tensors that another process sent as NumPy arrays; see Device."""
         return [torch.from_numpy(array) for array in handle]
 
     def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> None:
         """Return None, as another process cannot read the KV of this device; see Device."""
 
     def imported_attention(self, handle: Any) -> None:
-        """See Device."""
+        """Return None, so that the worker of the other device is asked at each layer; see Device."""

@@ -1,12 +1,13 @@
-"""NVIDIA cards as devices (device.py says what a device does). Workers are threads of one process with all the memory.
+"""NVIDIA cards as devices; device.py says what a device does. Workers are threads of one process with all the memory.
 
-A device's memory is a heap of physical handles, a granule each, made once (cuMemCreate). A handle is mapped in the flat
-range of its device, by which the links copy (cuda_links.py), and in a space of each worker that uses it (cuMemMap,
-cuMemSetAccess). The first granule of every space maps the heap's sink and stays mapped: Triton asks the driver about
-the base address of a pointer, which must be mapped.
+A device's memory is a heap of physical handles, one for each granule, which are created once (cuMemCreate). A handle is
+mapped in the flat range of its device, through which the links copy (cuda_links.py). It is also mapped in a space of
+each worker that uses it (cuMemMap, cuMemSetAccess). The first granule of every space is always mapped to the heap's
+sink. Triton asks the driver about the base address of a pointer, and this address must be mapped.
 
-A share of the SMs is a green context. Prefills get the first part of a split and decodes the second part of one, so
-they are disjoint unless they ask for more than all SMs. The kernels that compute are in fused.py.
+A share of the SMs is a green context, which is one part of a split of the device's SMs. Prefills get the first part of
+a split and decodes the second part, so they are disjoint unless they ask for more than all SMs. The kernels that
+compute are in fused.py.
 
     Cards      all devices of a run, and what one worker hands to another
     Heap       a device: its handles and its SMs
@@ -54,7 +55,7 @@ def bind() -> None:
 class Heap:
     """The memory of a device, and its SMs.
 
-    `resource` is the driver's handle of its SMs; `green` its green context, None for a whole card.
+    `resource` is the driver's handle of its SMs. `green` is its green context, or None for a whole card.
     """
 
     def __init__(self, size: int, granule: int, card: int, resource: Any, green: Any) -> None:
@@ -70,18 +71,18 @@ class Heap:
         self._splits: dict[int, tuple[Any, Any]] = {}  # the two green contexts, by SMs of the first
 
     def stream(self, green: Any = None) -> Any:
-        """Make a stream on the SMs of a green context, else on all SMs of the device.
+        """Create a stream on the SMs of a green context or, without one, on all SMs of the device.
 
-        It is the driver's own: torch has 32 streams for a card, which the workers would share.
+        The driver creates it, because torch has only 32 streams for a card, which the workers would share.
         """
         green = self.green if green is None else green
         made = driver.stream() if green is None else driver.green_stream(green)
         return torch.cuda.ExternalStream(made, device=place(self.card))
 
     def partition_stream(self, sms: int, rest: bool) -> tuple[Any, int]:
-        """Make a stream on about `sms` SMs; return the stream, and the number of SMs that it really has.
+        """Create a stream on about `sms` SMs; return the stream, and the number of SMs that it really has.
 
-        The SMs are split in two, and the stream gets the first part or, with `rest`, the second. If `sms` is not below
+        The SMs are split in two. The stream gets the first part or, with `rest`, the second part. If `sms` is not below
         the device's SMs, the stream has all of them.
         """
         if sms >= self.sms:
@@ -103,7 +104,8 @@ class Heap:
 class Cards:
     """All devices of a run, whose weights and KV have the type `dtype`.
 
-    Workers pass objects to each other through it: one worker exports an object, and another takes it by its number.
+    Workers also pass objects to each other through it. One worker exports an object, and another takes it by its
+    number.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -113,7 +115,7 @@ class Cards:
         self._exported: dict[int, Any] = {}  # objects on their way between workers, by number
 
     def open(self, sizes: Sequence[int], granule: int, sms: int) -> str:
-        """Make one heap per entry of `sizes` (bytes), each with `sms` SMs; return the reason if that fails, else ""."""
+        """Create a heap with `sms` SMs for each of `sizes` (bytes); return the reason if that fails, else ""."""
         torch.cuda.init()
         cards = torch.cuda.device_count()
         per_card = -(-len(sizes) // cards)
@@ -137,13 +139,13 @@ class Cards:
         return ""
 
     def export(self, what: Any) -> int:
-        """Keep an object until another worker takes it; return the number under which `take` finds it."""
+        """Store an object until another worker takes it; return the number by which `take` returns it."""
         number = next(self._numbers)
         self._exported[number] = what
         return number
 
     def take(self, number: int) -> Any:
-        """Return the object that was exported under a number, and forget it."""
+        """Return the object that was exported under a number, and remove it."""
         return self._exported.pop(number)
 
 
@@ -159,18 +161,18 @@ class Space:
         driver.allow(self._base, self.granule, heap.card)
 
     def map(self, at: int, offset: int, size: int) -> None:
-        """See device.Space."""
+        """Map `size` bytes from `offset` of the heap to `at` of the range; see device.Space."""
         first = offset // self.granule
         self._map(at, self.heap.handles[first : first + size // self.granule])
 
     def map_sink(self, at: int, size: int) -> None:
-        """Map every granule of a part of the range to the heap's sink, so that writes there are lost."""
+        """Map every granule of a part of the range to the heap's sink, so that what is written there is lost."""
         self._map(at, [self.heap.sink] * (size // self.granule))
 
     def _map(self, at: int, handles: Sequence[Any]) -> None:
-        """Map handles one after the other from `at` of the range on.
+        """Map handles one after the other, beginning at `at` of the range.
 
-        A handle that is mapped at its place already is left there, as a driver call takes 40 us a granule.
+        A handle that is already mapped at its place is skipped, because a driver call takes 40 us a granule.
         """
         first, base = at // self.granule, self._base + self.granule
         # The granules whose mapping changes, by their number in the range.
@@ -185,16 +187,16 @@ class Space:
             driver.allow(base + places[0] * self.granule, len(places) * self.granule, self.heap.card)
 
     def unmap(self, at: int, size: int) -> None:
-        """See device.Space."""
+        """Unmap `size` bytes of the range from `at` on; see device.Space."""
         driver.unmap(self._base + self.granule + at, size)
         for k in range(at // self.granule, (at + size) // self.granule):
             del self._mapped[k]
 
     def leave(self, size: int) -> None:
-        """Leave the granules mapped, so that mapping them there again takes no driver call; see device.Space."""
+        """Do nothing: the granules stay mapped, and mapping them here again takes no driver call; see device.Space."""
 
     def tensor(self) -> Tensor:
-        """See device.Space."""
+        """Return the whole range, mapped or not, as one flat tensor; see device.Space."""
         here, nbytes = place(self.heap.card), self.granule + self.size
         make = torch._C._construct_storage_from_data_pointer  # noqa: SLF001 - as_tensor refuses addresses of holes
         storage = make(self._base, here, nbytes)
@@ -203,7 +205,7 @@ class Space:
 
 
 class Card:
-    """A device as one worker uses it, with streams of its own; see device.Device."""
+    """A device as one worker uses it, with separate streams for each worker; see device.Device."""
 
     def __init__(self, cards: Cards, number: int, memory: int) -> None:
         os.close(memory)  # an unused placeholder: the memory of a card is no file
@@ -221,15 +223,15 @@ class Card:
         self._spaces: list[Space] = []
 
     def space(self, size: int) -> Space:
-        """See Device."""
+        """Reserve a range of `size` bytes of addresses; see Device."""
         self._spaces.append(Space(self.heap, size, self.cards.dtype))
         return self._spaces[-1]
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Compile kernels and capture graphs for each model; see Device.
 
-        While a model is prepared, the address ranges of its weights and of one KV block are mapped to memory.
-        Afterwards they are unmapped again.
+        During this, the address ranges of the model's weights and of one KV block are mapped to memory. Afterwards they
+        are unmapped again.
         """
         # A model's embedding lies first in its weights.
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
@@ -257,7 +259,7 @@ class Card:
 
     @contextmanager
     def lane(self, share: float | None, phase: str) -> Iterator[None]:
-        """Return a context that computes on a stream with a share of the SMs; see Device.
+        """Return a context in which kernels run on a stream with a share of the SMs; see Device.
 
         In the phase "attend", the context ends without waiting for its kernels. The worker that imports the result
         waits for them instead.
@@ -271,7 +273,7 @@ class Card:
         self.sms = before
 
     def wait(self) -> None:
-        """See Device."""
+        """Wait until all kernels that were launched are done, calling `meanwhile` again and again; see Device."""
         end = torch.cuda.Event()
         end.record()
         while self.meanwhile is not None and not end.query():
@@ -287,14 +289,14 @@ class Card:
         return self._streams[key]
 
     def _fuses(self, kv: Tensor) -> bool:
-        """Tell whether the fused kernels can serve this KV and its model.
+        """Tell whether the fused kernels can compute attention over this KV.
 
         The answer depends on the data type, the sizes of the KV, and the number of queries per KV head.
         """
         return fused.serves(kv) and kv.data_ptr() not in self._unfused
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
-        """See Device."""
+        """Return a step's decode contexts for the fused kernels or, without these, a block table; see Attention."""
         if not self._fuses(kv):
             return model.block_table(parts, kv)
         first, stride = fused.units(kv)
@@ -305,7 +307,7 @@ class Card:
         return fused.Contexts(wide.to(kv.device), tokens.to(kv.device), *fused.scratch(kv, len(parts), self.sms))
 
     def decode_attention(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
-        """See Device."""
+        """Return decode attention, one query for each context, by the fused kernel or by torch; see Attention."""
         if not isinstance(contexts, fused.Contexts):
             return model.decode_attention(kv, layer, contexts, q)
         q = q.contiguous()
@@ -314,17 +316,17 @@ class Card:
         return out
 
     def prompt(self, part: Part, kv: Tensor) -> Any:
-        """Copy the block numbers of a prompt piece to the card, once per step; see Device.
+        """Copy the block numbers of a prompt piece to the card, once per step; see Attention.
 
-        If they were copied between two layers, the copy would wait until the earlier layer is computed.
+        A copy between two layers would wait until the earlier layer is computed.
         """
         return part, model.block_ids(part, kv), edges(part.tokens, part.context, self.place)
 
     def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
-        """Return the attention of a prompt piece by torch's attention of packed sequences; see Device.
+        """Return the attention of a prompt piece, by torch's attention over packed sequences; see Attention.
 
-        Torch's kernel accepts a piece with fewer queries than keys. Networks in float32 use `model.prompt_attention`
-        instead.
+        This kernel of torch accepts a piece with fewer queries than keys. Networks in float32 use
+        `model.prompt_attention` instead.
         """
         part, blocks, ends = prompt
         if kv.dtype == torch.float32:
@@ -333,7 +335,7 @@ class Card:
         return varlen(q.contiguous(), key, value, ends)
 
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """See Device."""
+        """Apply RoPE and write keys and values to the KV in one kernel, if it can serve this step; see Attention."""
         kv, net, norms = step.kv, step.weights.net, step.weights.layers[layer].norms
         if step.remote or not fused.serves(kv):
             return None
@@ -342,18 +344,18 @@ class Card:
         return q, q[:0], q[:0]
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:  # noqa: ARG002
-        """Begin a step as graphs of its size or, if there are none, of the next larger size; see Device."""
+        """Begin a step as CUDA graphs of its size or the next larger one; None if it has no graphs; see Device."""
         chosen = next((each for each in self._graphs.get(kv.data_ptr(), ()) if each.takes(order)), None)
         return None if chosen is None else chosen.begin(order, ids)
 
     def export(self, *tensors: Tensor) -> Any:
-        """Export tensors and return their number, with an event that tells when they are computed; see Device."""
+        """Export tensors with an event that marks the end of their computation; return their number; see Device."""
         event = torch.cuda.Event()
         event.record()
         return self.cards.export((tensors, event))
 
     def imported(self, handle: Any) -> list[Tensor]:
-        """See Device."""
+        """Return the tensors that another worker exported, copied to this device; see Device."""
         tensors, event = self.cards.take(handle)
         event.wait()
         for tensor in tensors:
@@ -363,7 +365,7 @@ class Card:
     def export_attention(self, kv: Tensor, slots: model.Slots, contexts: Any) -> Any:
         """Export a callable that computes attention over this KV; return the number by which a worker takes it.
 
-        See Device.
+        The number is a handle as in Device.
         """
         return self.cards.export(partial(self._attention_for, kv, slots, contexts))
 
@@ -377,10 +379,10 @@ class Card:
     def _attention_for(
         self, kv: Tensor, slots: model.Slots, contexts: Any, layer: int, q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Write the new KV, and compute the attention on this device.
+        """Write the new keys and values to the KV, and return the attention over it, computed on this device.
 
-        Another worker calls this in its own thread to ask for the attention. The streams of the two devices wait for
-        each other; the thread does not wait.
+        Another worker calls this in its thread to ask for the attention. The streams of the two devices wait for each
+        other; the thread does not wait.
         """
         asking, (attending, _) = torch.cuda.current_stream(), self._stream(None, "attend")
         attending.wait_stream(asking)

@@ -1,4 +1,7 @@
-"""The links of cards: copy engines move between heaps and host memory what `links.py` moves between files."""
+"""The links of cards, which use copy engines to copy between heaps and host memory.
+
+On cores, `links.py` copies between files instead.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ AHEAD = 2  # chunks of a link on their way: the copy engine has the next one whi
 
 
 class Store(NamedTuple):
-    """Memory that links copy from and to."""
+    """A memory from which and to which links copy."""
 
     at: int
     on_host: bool
 
 
 class Flying(NamedTuple):
-    """A chunk on its way."""
+    """A chunk whose copy is in flight."""
 
     event: Any  # recorded after it
     due_s: float  # it is done no sooner, by the monotonic clock
@@ -42,7 +45,7 @@ class Flying(NamedTuple):
 
 
 class Line:
-    """A link, which does its copies one after another in a thread with a stream of its own."""
+    """One link, which does its copies one after another, in a separate thread with a separate stream."""
 
     def __init__(self, stores: Mapping[int, Store], done: Callable[[int], None]) -> None:
         self.stores, self.done = stores, done
@@ -51,10 +54,9 @@ class Line:
         self.more = threading.Condition()
 
     def run(self) -> None:
-        """Copy the chunks of the ordered copies until the link ends; chunks of KV go first.
+        """Copy the ordered copies chunk by chunk until the link ends; chunks of KV go first.
 
-        Up to AHEAD chunks are on their way at the same time. A chunk counts as done no sooner than the link's rate
-        allows.
+        Up to AHEAD chunks are in flight at the same time. A chunk counts as done no sooner than the link's rate allows.
         """
         stream, flying, free_s = torch.cuda.Stream(), deque[Flying](), 0.0
         while True:
@@ -91,7 +93,7 @@ class Line:
 
 
 class Links:
-    """All links of a run; each copies in a thread of its own."""
+    """All links of a run; each copies in a separate thread."""
 
     def __init__(self, cards: cuda.Cards, engine: Connection) -> None:
         self.cards, self.engine, self.stores = cards, engine, dict[int, Store]()

@@ -1,7 +1,7 @@
-"""A device as a worker knows it: cpu.py and cuda.py are the two there are.
+"""A device as a worker knows it: an interface that cpu.py and cuda.py implement.
 
-Its memory is seen through spaces: ranges of addresses, in which granules are mapped where they are used. A granule
-passes from one model to another by being mapped elsewhere, without a copy; an unmapped address cannot be read.
+Its memory is accessed through spaces: ranges of addresses, in which granules are mapped where they are used. To pass a
+granule from one model to another, it is mapped elsewhere, without a copy. An unmapped address cannot be read.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Space(Protocol):
 
 
 class UnderWay(Protocol):
-    """A step under way, which may stop after any layer: a model.Pass, or graphs of a device."""
+    """A step that has begun and may stop after any layer: a model.Pass, or graphs of a device."""
 
     def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:
-        """Compute layers up to `until`; see model.Pass."""
+        """Compute the layers before `until` that are not computed yet; see model.Pass."""
 
     def computed(self, wait: Callable[[], None]) -> Computed:
-        """Return the result after the last layer; `wait` returns once all that was launched is computed."""
+        """Return the result after the last layer; `wait` returns once all launched kernels are done."""
 
     def kernels_s(self, times: int) -> float | None:
-        """Return the mean seconds of the step's kernels, run `times` times back to back.
+        """Return the mean seconds of the step's kernels over `times` runs back to back.
 
-        Return None if the step is not run as graphs.
+        Return None if the step does not run as graphs.
         """
 
 
@@ -59,28 +59,28 @@ class Device(Attention, Protocol):
         """Reserve a range of `size` bytes of addresses."""
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
-        """Do before a run the one-time work that its first steps would otherwise wait for."""
+        """Do one-time work before a run, so that the first steps do not wait for it."""
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
-        """Return a context in which kernels run on a share of the device; it ends when all of them are computed."""
+        """Return a context in which kernels run on a share of the device; it ends when all of them are done."""
 
     def wait(self) -> None:
         """Wait until all kernels that were launched are done, calling `meanwhile` again and again."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:
-        """Begin a step as graphs, and return it; return None if its kernels have to be launched one by one."""
+        """Begin a step as graphs, and return it; return None if its kernels must be launched one by one."""
 
     def export(self, *tensors: Tensor) -> Any:
-        """Return a handle by which another worker of the engine can import these tensors."""
+        """Return a handle with which another worker of the engine imports these tensors."""
 
     def imported(self, handle: Any) -> list[Tensor]:
-        """Return the tensors that another worker exported."""
+        """Return the tensors that another worker exported under a handle."""
 
     def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> Any:
         """Return a handle to a callable with which another worker runs attention over this KV for one step."""
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return the callable behind an exported handle; it maps layer, q, key and value to the attention.
+        """Return the callable of an exported handle; it takes layer, query, key and value, and returns the attention.
 
-        Return None if the other worker has to be asked at each layer.
+        Return None if the other worker must be asked at each layer.
         """

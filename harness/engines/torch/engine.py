@@ -1,13 +1,13 @@
-"""An engine for every action of the vocabulary: real kernels, by worker processes on cores or threads on cards.
+"""An engine for every action of the vocabulary: worker processes on cores, or threads on cards, run real kernels.
 
-The policy and all bookkeeping are in this process, which imports no torch: memory in granules (pages.py), lanes and
-their steps (lanes.py, stepping.py), requests (wallclock.py). A worker maps memory and computes steps as this process
-orders (worker.py); the links copy (links.py). Times of steps are the workers' own.
+The policy and all bookkeeping run in this process, which imports no torch: memory in granules (pages.py), lanes and
+their steps (lanes.py, stepping.py), requests (wallclock.py). On orders of this process, workers map memory and compute
+steps (worker.py), and links copy (links.py). The times of steps are measured by the workers.
 
-A worker steps one lane after the other. With `process=gpu` a device has one worker; with `model` and `kept` it has one
-per model, with `pair` one per model and phase. Lanes with a partition (`Run.sms`) have workers of their own, by phase.
-The workers of a device share it as the operating system or the card schedules them (`sharing=fluid`), or step one at a
-time (`sharing=turns`).
+A worker steps one lane after the other. With `process=gpu` a device has one worker. With `model` and `kept` it has one
+for each model, with `pair` one for each model and phase. Lanes with a partition (`Run.sms`) have separate workers, by
+phase. With `sharing=fluid` the operating system or the card schedules the workers of a device; with `sharing=turns` one
+of them steps at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHARGE_S = 0.01  # seconds between two bookings of why requests that are in no s
 
 
 class Torch(Stepping):
-    """The engine that computes the networks of a run's models."""
+    """The engine that computes real networks for the models of a run."""
 
     can = frozenset(
         {
@@ -87,7 +87,7 @@ class Torch(Stepping):
         self._check_s = 0.0  # when workers are checked next, by the monotonic clock
 
     def ready(self) -> None:
-        """Start the nursery and the links, take memory, draw weights; see Engine."""
+        """Start the nursery and the links, allocate memory and draw weights; see Engine."""
         if self.lacks:
             raise UserError(f"torch needs {self.lacks}")
         self.workers.logits = self.logits is not None
@@ -104,17 +104,17 @@ class Torch(Stepping):
         self.workers.watch_load()
 
     def close(self) -> None:
-        """End every process and give memory back; see Engine."""
+        """End every process and free all memory; see Engine."""
         self.workers.close()
 
     def view(self) -> View:
-        """See Engine."""
+        """Return the view that policies read; see Engine."""
         return Seen(self)
 
     def stats(self) -> dict[str, float]:
         """Return the run's counters; see Engine.
 
-        `policy_core` is the share of a core that this process kept busy. Workers do not count in it.
+        `policy_core` is the number of cores that this process, without the workers, kept busy.
         """
         here, others = self._cores
         return {
@@ -131,12 +131,12 @@ class Torch(Stepping):
     def _cores(self) -> tuple[float, float]:
         """The number of cores that this process kept busy, and the number that processes outside the engine kept busy.
 
-        Both are read once, when the run is over.
+        Both are read once, at the end of the run.
         """
         return (0.0, 0.0) if self.workers.load is None else self.workers.load.cores()
 
     def about(self) -> Mapping[str, Any]:
-        """Return the verdict on whether the run measured its devices; see Observed."""
+        """Return the verdict on whether the run measured its devices, or nothing for cards; see Observed."""
         if self.kind.name != "cpu":  # CPU interference checks do not apply to cards
             return {}
         lanes = (Share(b.inst.model, sms / self.kind.sms, *seconds) for (b, sms), seconds in self._share_s.items())
@@ -147,7 +147,7 @@ class Torch(Stepping):
         return {"workers_lost": self.lost} if self.lost else {}
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """Return no further files; see Observed."""
+        """Return no files; see Observed."""
         return {}
 
     def dismiss(self, worker: WorkerProcess) -> None:
@@ -158,7 +158,7 @@ class Torch(Stepping):
                 resident.worker = None
 
     def _lost(self, worker: WorkerProcess) -> None:
-        """Continue without a worker that ended by itself: the requests of its step fail, and another one is started.
+        """Continue after a worker ended by itself: fail the requests of its step; other workers step its instances.
 
         Raises UserError if MOST_LOST workers ended in a row with no step between them.
         """
@@ -188,7 +188,7 @@ class Torch(Stepping):
             worker.kill()
 
     def clock(self) -> float:
-        """Read the clock, after handling all messages that the processes have sent."""
+        """Return the time, after handling all messages that the processes have sent."""
         if self.begun:
             self._receive(0.0)
         return super().clock()
@@ -196,7 +196,7 @@ class Torch(Stepping):
     def _receive(self, wait_s: float | None) -> None:
         """Handle the messages of the processes, with the clock set to the time of each.
 
-        Wait up to `wait_s` seconds for a message, or without a limit if None.
+        Wait up to `wait_s` seconds for a message; None means no limit.
         """
         heard = self.workers.receive(wait_s)
         if (clock_s := time.monotonic()) >= self._check_s:
@@ -218,7 +218,7 @@ class Torch(Stepping):
                 self.residents.landed()
 
     def poll(self, until_s: float) -> Event | None:
-        """See Engine."""
+        """Return the next event, or None if no event comes by `until_s`; see Engine."""
         until_s = min(until_s, self._end_s)
         while True:
             self.clock()
@@ -237,13 +237,13 @@ class Torch(Stepping):
             self._receive(min(self.fields.stuck_s, max(0.0, due_s - self.now_s)))
 
     def _under_way(self) -> bool:
-        """Tell whether anything is under way that will end without a new action."""
+        """Tell whether a step, a start, a load or a copy is under way, which will end without a new action."""
         busy = any(worker.step is not None or not worker.ready for worker in self.workers.processes.values())
         loading = any(resident.state == "loading" for resident in self.residents.by_inst.values())
         return busy or loading or bool(self.moves.under_way)
 
     def act(self, action: Action) -> Refusal | None:
-        """See WallClock."""
+        """Carry out an action, or return the reason why it is refused; see WallClock."""
         match action:
             case Load(inst, way) if way in WAYS:
                 return self.place_refusal(inst) or self.residents.load(action)
@@ -267,7 +267,7 @@ class Torch(Stepping):
         return None
 
     def release(self, request: Live) -> None:
-        """Free a request's KV, once the step or the copy that uses it is over; see WallClock."""
+        """Free a request's KV as soon as no step and no copy uses it; see WallClock."""
         request.kv_tokens = 0
         if (transfer := self.moves.moving.pop(request.rid, None)) is not None:
             self.moves.over(transfer)
@@ -282,7 +282,7 @@ class Torch(Stepping):
             self.freed()
 
     def freed(self) -> None:
-        """Start the moves that wait for memory, then report that memory came free; see WallClock."""
+        """Start those waiting moves that fit now, then report that memory came free; see WallClock."""
         for rid, transfer in list(self.moves.moving.items()):
             waits = transfer.kv is None and self.moves.moving.get(rid) is transfer  # one that departs may free memory
             if waits and rid not in self.stepping:
@@ -293,8 +293,8 @@ class Torch(Stepping):
     def withdrawn(self, request: Live) -> None:
         """Take a request out of its batch; see WallClock.
 
-        Its KV stays where it is, with one exception: if its prompt is computed only in part, and is in no step now, the
-        KV is freed.
+        Its KV stays where it is, with one exception. If its prompt is computed only in part, and no step is computing
+        it now, the KV is freed.
         """
         if request.batch is not None:
             batch, kv = request.batch, self.kv.get(request.rid)
@@ -304,7 +304,10 @@ class Torch(Stepping):
             self.residents.leave_if_due(batch.inst)
 
     def preempt(self, request: Live) -> Preempted:
-        """Take a member's KV to free memory: the KV is recomputed later, or swapped to the host and back."""
+        """Take a member's KV to free memory, and return the event that reports it.
+
+        The KV is recomputed later or, with `preempt=swap`, moved to the host and back.
+        """
         if self.swap and request.kv_tokens:
             self.moves.begin(Transfer(request, Host(0), attend=False, under=None))
         else:
@@ -312,7 +315,7 @@ class Torch(Stepping):
         return self.preempted(request)
 
     def waits_for(self, request: Live) -> str:
-        """See WallClock."""
+        """Return the cause for which a request waits: "load", "transfer", "queue" or "kv"; see WallClock."""
         assert request.batch is not None
         resident = self.residents.by_inst.get(request.batch.inst)
         if resident is None or resident.state == "loading":
@@ -326,9 +329,9 @@ class Torch(Stepping):
         return "queue" if account.fits(account.blocks_for(request.ctx_tokens + 1)) else "kv"
 
     def charge(self) -> None:
-        """Charge the time of every request up to now, at most once per CHARGE_S; see WallClock.
+        """Charge the time of every request up to now to its cause, at most once per CHARGE_S; see WallClock.
 
-        Requests in steps are charged also whenever their step begins or ends.
+        The requests of a step are also charged at its beginning and its end.
         """
         if self.now_s < self._charged_s + CHARGE_S:
             return
@@ -340,7 +343,7 @@ class Torch(Stepping):
                 request.cause = "admission" if request.batch is None else self.waits_for(request)
 
     def admit(self, action: Admit) -> Refusal | None:
-        """See WallClock."""
+        """Make a request, or later arrivals of a model, members of a batch; see WallClock."""
         refusal = super().admit(action)
         if refusal is None and isinstance(action.who, int):
             request = self.live[action.who]
@@ -350,12 +353,12 @@ class Torch(Stepping):
         return refusal
 
     def noted(self) -> Noted:
-        """See WallClock."""
+        """Charge the time of all requests up to now, and return the state of the run's records; see WallClock."""
         self._charged_s = -math.inf
         return super().noted()
 
     def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
-        """See WallClock."""
+        """End a request, free its memory, and return the event that reports it; see WallClock."""
         self._book(request)
         batch, finished = request.batch, super().end(request, state)
         self.generated.pop(request.rid, None)

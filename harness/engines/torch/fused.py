@@ -1,11 +1,12 @@
-"""The kernels by which cards serve a model, and its steps as CUDA graphs.
+"""The fused kernels with which cards serve a model, and the model's steps as CUDA graphs.
 
-A step of decodes is one graph, and so is a step of whole prompts and the decodes beside them. There is a graph for each
-size and stream; its addresses stay the same, whatever memory is mapped there. A step in slices is one graph per layer,
-as slices differ from step to step. Each share of the SMs has a stream, whose graphs are captured when it first has a
-step of their size. The workers of a card are threads of one interpreter, and a step that is launched kernel by kernel
-waits for the interpreter's lock at each kernel; steps with later pieces of prompts are launched that way. The kernels,
-which the probe measures, want bfloat16 and sizes that are powers of two; other networks are served by torch's own.
+A step of decodes is one graph, and so is a step of whole prompts with decodes beside them. There is a graph for each
+size and stream. Its addresses stay the same, whatever memory is mapped there. A step in slices is one graph for each
+layer, because slices differ from step to step. Each share of the SMs has a stream. Graphs of this stream are captured
+when it first has a step of their size. Other steps, such as those with later pieces of prompts, are launched kernel by
+kernel. They are slower: the workers of a card are threads of one interpreter, so a launch waits for the interpreter's
+lock. The kernels, which the probe measures, need bfloat16 and sizes that are powers of two; other networks are served
+by torch's kernels.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WIDE = ("slot", "block", "within", "last")  # these buffers take 8 bytes a numbe
 
 
 class Contexts(NamedTuple):
-    """The contexts of a batch of decodes as the attention kernel takes them, with its scratch memory."""
+    """The contexts of a batch of decodes in the form that the attention kernel takes, with its scratch memory."""
 
     table: Tensor  # int32 (contexts, blocks): where each block's keys of the first layer lie, in 256 bytes
     tokens: Tensor  # int32
@@ -49,15 +50,15 @@ class Contexts(NamedTuple):
 
 
 def serves(kv: Tensor) -> bool:
-    """Tell whether the kernels can serve the network of this KV.
+    """Tell whether the fused kernels can serve the network of this KV.
 
-    They need bfloat16, and a block size and a head dimension that are powers of two from 16 on.
+    They need bfloat16, and a block size and a head dimension that are powers of two and at least 16.
     """
     return kv.dtype == torch.bfloat16 and all(n >= 16 and n & (n - 1) == 0 for n in (kv.shape[3], kv.shape[5]))
 
 
 def anchor(kv: Tensor) -> Tensor:
-    """Return a tensor at the base address of the space that holds the KV; this address is always mapped."""
+    """Return a tensor at the base address of the space that holds the KV, which is always mapped."""
     return kv.as_strided((1,), (1,), 0)
 
 
@@ -69,7 +70,7 @@ def units(kv: Tensor) -> tuple[int, int]:
 def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
     """Return the scratch tensors of `rows` contexts, and the number of parts into which each context is split.
 
-    The number is a power of two, at most 32. Within this limit it is large enough for two programs or more on each SM.
+    The number is a power of two, at most 32. Within this limit it gives each SM at least two programs.
     """
     heads, dim, splits = kv.shape[4], kv.shape[5], 1
     while splits < 32 and rows * heads * splits < 2 * sms:
@@ -80,7 +81,7 @@ def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
 
 
 def attention(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> None:
-    """Launch decode attention, one query for each context, and write the result to `out`.
+    """Launch decode attention with one query for each context, and write the result to `out`.
 
     `q` and `out` have the dimensions (contexts, heads, dimension).
     """
@@ -94,7 +95,7 @@ def attention(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> No
 
 
 def rms_norm_heads(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> None:
-    """Normalise the queries and keys of each head in place, if the network has such norms."""
+    """Normalise each head's queries and keys in place, if the network has norms for them."""
     at = 0
     for heads, weight in zip((net.shape.q_heads, net.shape.kv_heads), norms or (), strict=False):
         part = qkv[:, at : at + heads]
@@ -105,7 +106,7 @@ def rms_norm_heads(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> Non
 def rope_write(
     qkv: Tensor, cos: Tensor, sin: Tensor, position: Tensor, slot: Tensor, kv: Tensor, layer: int, s: Shape
 ) -> Tensor:
-    """Launch RoPE on queries and keys; keys and values are written to the KV, and the queries are returned."""
+    """Launch RoPE on queries and keys, write keys and values to the KV, and return the queries."""
     q = qkv.new_empty(len(qkv), s.q_heads, s.head_dim)
     kernels.rope_write[(len(qkv), s.q_heads + s.kv_heads)](
         qkv,
@@ -150,8 +151,8 @@ def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
 class Graphs:
     """The CUDA graphs of a model's steps on a device, and the buffers that they read and write.
 
-    There is a graph for each size, range of layers and stream. The staging buffer consists of named arrays, whose
-    lengths in int32 numbers are `sizes`. A step has at most `rows` tokens and `parts` parts.
+    There is a graph for each size, range of layers and stream. The staging buffer consists of named arrays; `sizes` has
+    the length of each in int32 numbers. A step has at most `rows` tokens and `parts` parts.
     """
 
     def __init__(self, shared: Tables, sizes: Mapping[str, int], rows: int, parts: int) -> None:
@@ -175,14 +176,14 @@ class Graphs:
         return views | wide | {"table": views["table"].view(-1, self.shared.width)}
 
     def takes(self, order: Order) -> bool:
-        """Tell whether these graphs can do a step, and no step of theirs is under way."""
+        """Tell whether these graphs can run a step; False while another step is using them."""
         return self.under_way is None and bool(order.parts) and all(map(self._within, order.parts))
 
     def _within(self, p: Part) -> bool:
         return p.remote < 0 and p.context <= len(self.shared.cos)
 
     def _decode(self, k: int, p: Part) -> None:
-        """Stage a decode, which computes one token after its cached ones, as row `k`."""
+        """Write a decode to row `k` of the staging buffer; it computes the one token after its cached tokens."""
         a, n = self.arrays, p.cached_tokens // self.block + 1
         first, stride = units(self.shared.kv)
         a["position"][k], a["tokens"][k] = p.cached_tokens, p.cached_tokens + 1
@@ -192,25 +193,25 @@ class Graphs:
     def _slot(self, block: Any, within: Any) -> Any:
         """Return the index in the KV at which rope_write stores the first layer's key of each token.
 
-        The index counts elements of the KV's storage. `block` is the token's block, and `within` its place in the
-        block; both may be numbers or arrays.
+        The index counts elements of the KV's storage. `block` is the token's block, and `within` is its position in the
+        block. Both may be numbers or arrays.
         """
         kv = self.shared.kv
         return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
 
     def _empty(self, first: int, end: int) -> None:
-        """Stage rows `first` to `end` as empty: their keys and values are not written."""
+        """Mark rows `first` to `end` of the staging buffer as empty: their keys and values are not written."""
         for name, value in (("ids", 0), ("position", 0), ("slot", -1)):
             self.arrays[name][first:end] = value
 
     def _staged(self, size: int, words: int, count: int) -> Replay:
-        """Copy the staged step to the device on the current stream, and return it."""
+        """Copy the staging buffer to the device on the current stream, and return the step that it describes."""
         self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
         self.under_way = Replay(self, size, count)
         return self.under_way
 
     def graph(self, size: int, first: int, end: int) -> tuple[Any, tuple[Tensor, Tensor] | None]:
-        """Return the graph of layers `first` to `end` for a size on the current stream; capture it at first use.
+        """Return the graph of layers `first` to `end` for a size on the current stream; the first call captures it.
 
         Return also the logits and tokens that it computes, or None if `end` is not the last layer.
         """
@@ -234,8 +235,8 @@ class Graphs:
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
         """Launch the kernels of layers `first` to `end` of a step.
 
-        Return the logits and tokens (None before the last layer), and the tensors that must be kept because a captured
-        graph uses their memory.
+        Return the logits and tokens (None before the last layer), and the tensors that must stay alive because a
+        captured graph uses their memory.
         """
         raise NotImplementedError
 
@@ -247,10 +248,10 @@ class Graphs:
         first: int,
         end: int,
     ) -> Tensor:
-        """Launch layers `first` to `end` over tokens; after the last layer return the output of the final norm.
+        """Launch layers `first` to `end` over tokens; after the last layer, return the output of the final norm.
 
-        `at` are the tokens' positions and slots. `_x` holds the residual, and `_out` the last output that is still to
-        be added to it. Both keep their content from one graph to the next.
+        `at` has the tokens' positions and slots. `_x` holds the residual. `_out` holds the last output, which is still
+        to be added to the residual. Both keep their content from one graph to the next.
         """
         W, s, kv, n = self.shared.weights, self.shared.weights.net.shape, self.shared.kv, len(ids)
         x, out, y, attended = self._x[:n], self._out[:n], self._y[:n], self._attended[:n]
@@ -279,7 +280,7 @@ class Graphs:
     def _result(self, y: Tensor, end: int, last: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         """Launch the LM head, and return logits and tokens; return None if `end` is not the last layer.
 
-        The head runs over all rows of `y`, or over the rows `last`.
+        The head runs over the rows `last` of `y` or, without `last`, over all rows.
         """
         if end < self.layers:
             return None
@@ -293,14 +294,14 @@ class Graphs:
 
 
 class Replay:
-    """A step that is staged for its graphs, and the number of layers that were replayed; see device.UnderWay."""
+    """A step that runs as graphs, and the number of its layers that have been replayed; see device.UnderWay."""
 
     def __init__(self, graphs: Graphs, size: int, count: int) -> None:
         self._graphs, self._size, self._count, self._layer = graphs, size, count, 0
         self._result: tuple[Tensor, Tensor] | None = None
 
     def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:  # noqa: ARG002
-        """Replay one graph of all layers if the step is done whole, else one graph for each layer up to `until`."""
+        """Replay the graph of all layers if the step runs whole, else one graph for each layer before `until`."""
         whole = until - self._layer == self._graphs.layers
         cuts = [self._layer, until] if whole else range(self._layer, until + 1)
         for first, end in pairwise(cuts):
@@ -309,7 +310,7 @@ class Replay:
         self._layer = until
 
     def computed(self, wait: Callable[[], None]) -> Computed:
-        """Return the tokens and logits of the step's parts."""
+        """Return the tokens and logits of the step's parts; see device.UnderWay."""
         assert self._result is not None
         logits, made = self._result
         here = self._graphs.made
@@ -321,7 +322,7 @@ class Replay:
     def kernels_s(self, times: int) -> float:
         """Return the mean seconds of `times` replays of the graph of all layers; see device.UnderWay.
 
-        One replay before them is not timed.
+        A first replay is not timed.
         """
         graph, _ = self._graphs.graph(self._size, 0, self._graphs.layers)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -335,7 +336,7 @@ class Replay:
 
 
 class Decodes(Graphs):
-    """The graphs of steps that hold decodes only; the size of a graph is its number of decodes."""
+    """The graphs of steps that have only decodes; the size of a graph is its number of decodes."""
 
     sizes = ROWS
 
@@ -345,11 +346,11 @@ class Decodes(Graphs):
         super().__init__(shared, sizes, n, n)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step holds decodes only, and fits the largest graph."""
+        """Tell whether a step has only decodes, and not more than the largest graph."""
         return super().takes(order) and len(order.parts) <= ROWS[-1] and all(p.tokens == 1 for p in order.parts)
 
     def begin(self, order: Order, ids: Sequence[int]) -> Replay:
-        """Stage the step on the current stream."""
+        """Copy the step to the device on the current stream, and return it."""
         count = len(order.parts)
         rows = next(n for n in ROWS if n >= count)
         self.arrays["ids"][:count] = ids
@@ -360,7 +361,7 @@ class Decodes(Graphs):
         return self._staged(rows, self.buffer.numel() - (ROWS[-1] - rows) * self.shared.width, count)
 
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
-        """See Graphs."""
+        """Launch the kernels of layers `first` to `end` of a step of decodes; see Graphs."""
         kv, on = self.shared.kv, {name: tensor[:size] for name, tensor in self.on.items()}
         contexts = Contexts(on["table"], on["tokens"], *scratch(kv, size, self.shared.sms()))
 
@@ -374,7 +375,7 @@ class Decodes(Graphs):
 class Prefills(Graphs):
     """The graphs of steps of whole prompts, with decodes beside them.
 
-    The decodes have the first rows. The size of a graph is its number of prompt tokens.
+    The first rows are those of the decodes. The size of a graph is its number of prompt tokens.
     """
 
     sizes = TOKENS
@@ -386,7 +387,7 @@ class Prefills(Graphs):
         super().__init__(shared, sizes, n, DECODES + PROMPTS)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step has prompts, all whole, and is within the limits on prompts, decodes and tokens."""
+        """Tell whether a step has prompts, all of them whole, within the limits on prompts, decodes and tokens."""
         prompts = [p for p in order.parts if p.tokens > 1]
         return (
             super().takes(order)
@@ -397,7 +398,7 @@ class Prefills(Graphs):
         )
 
     def begin(self, order: Order, ids: Sequence[int]) -> Replay:
-        """Stage the step on the current stream."""
+        """Copy the step to the device on the current stream, and return it."""
         a, alone, row, at, ends = self.arrays, 0, DECODES, 0, [0]
         for k, p in enumerate(order.parts):
             part_ids, at = ids[at : at + p.tokens], at + p.tokens
@@ -425,7 +426,7 @@ class Prefills(Graphs):
         return self._staged(size, self.buffer.numel(), len(order.parts))
 
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
-        """See Graphs."""
+        """Launch the kernels of layers `first` to `end` of a step of prompts and decodes; see Graphs."""
         kv, on, n = self.shared.kv, self.on, DECODES + size
         contexts = Contexts(on["table"], on["tokens"], *scratch(kv, DECODES, self.shared.sms()))
         ends = on["ends"], on["ends"]

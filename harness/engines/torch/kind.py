@@ -1,8 +1,8 @@
-"""Kinds of devices, as the engine's books know them, and ways to load. A worker computes by cpu.py or cuda.py.
+"""Kinds of devices, with the numbers that the engine's bookkeeping needs, and ways to load weights.
 
-`DEVICE=cuda` serves on NVIDIA cards, one process for all of them; without it a device is a core of the processor.
-Where a run asks for more devices than there are cards, each card is split into equal parts of its SMs, its memory and
-its link to the host.
+A worker computes by cpu.py or cuda.py. `DEVICE=cuda` serves on NVIDIA cards, with one process for all of them; without
+it a device is a core of the processor. If a run asks for more devices than there are cards, each card is split into
+equal parts of its SMs, its memory and its link to the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARGIN = 6 * GIB  # bytes of a card that torch itself takes: activations, graphs
 
 
 class Way(NamedTuple):
-    """A way to load weights (`Load.way`), as this engine does it."""
+    """A way to load weights (`Load.way`) as this engine carries it out."""
 
     source: Literal["host", "disk"] = "host"
     starts: bool = False  # a process is started for it
@@ -46,7 +46,7 @@ WAYS: Mapping[str, Way] = {
 
 
 class Kind(NamedTuple):
-    """A kind of device: the sizes, numbers of SMs and rates of links with which the engine calculates."""
+    """A kind of device: the memory sizes, numbers of SMs and link rates that the engine's bookkeeping uses."""
 
     name: Literal["cpu", "cuda"]
     fidelity: Fidelity
@@ -89,9 +89,10 @@ CPU = Kind(
 
 
 def kind(config: Config) -> Kind:
-    """Return the kind of device that DEVICE names.
+    """Return the kind of device that the environment variable DEVICE names.
 
-    Raises UserError if it is not cpu or cuda, or if this machine has no card or a model cannot be served on one.
+    Raises UserError if it is not cpu or cuda. With cuda, raises UserError if there is no card, or if a model cannot be
+    served on one.
     """
     name, count = os.environ.get("DEVICE", "cpu"), len(os.sched_getaffinity(0))
     if name == "cpu":

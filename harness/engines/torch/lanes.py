@@ -1,4 +1,4 @@
-"""Lanes, their turns and steps, and how a step is formed of a batch's members (docs/semantics.md, "A step")."""
+"""Lanes with their turns and steps, and how a step is formed from a batch's members (docs/semantics.md, "A step")."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.policy.types import Batch, Host, Phase
 
 @dataclass(slots=True)
 class Turn:
-    """A lane's quota: `for_s` seconds from its first step on, or `most` steps."""
+    """The limits of a lane's turn: `for_s` seconds from its first step on, or `most` steps."""
 
     for_s: float | None
     most: int | None
@@ -26,18 +26,18 @@ class Turn:
 
     @property
     def until_s(self) -> float:
-        """The time at which its `for_s` seconds are over; infinite where it has none, or has not begun."""
+        """The time at which the turn's `for_s` seconds are over; infinite before its first step or without them."""
         return math.inf if self.for_s is None or self.began_s is None else self.began_s + self.for_s
 
     def over(self, now_s: float) -> Literal["steps", "time"] | None:
-        """Return which part of the quota is used up; None if the turn is not over."""
+        """Return the limit that the turn has reached; None if it is not over."""
         if self.most is not None and self.steps >= self.most:
             return "steps"
         return "time" if now_s >= self.until_s else None
 
 
 class MemberPart(NamedTuple):
-    """A member's part of a step."""
+    """A batch member's part of a step."""
 
     request: Live
     cached_tokens: int
@@ -46,7 +46,7 @@ class MemberPart(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A step in flight, or between two slices."""
+    """A step that is in flight, or that waits between two slices."""
 
     number: int
     lane: Lane
@@ -60,7 +60,7 @@ class Step:
 
 
 class TimedStep(NamedTuple):
-    """A step that is over, with the times that a measurement reads."""
+    """A step that is over, with the times that calibrations read."""
 
     model: str
     parts: tuple[tuple[int, int], ...]  # each member's cached tokens, and those computed
@@ -71,7 +71,7 @@ class TimedStep(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A batch's lane: the order in force, its turn, and its step."""
+    """A lane of a batch: the order in force, its turn, and its step."""
 
     batch: Batch
     phase: Phase
@@ -82,7 +82,7 @@ class Lane:
 
 
 def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], list[Event]]:
-    """Return the parts of the next step, and the events of members that ended or lost their KV for lack of memory."""
+    """Return the parts of a lane's next step, and events of members that failed or lost their KV for lack of memory."""
     c, batch = engine.config, lane.batch
     place = batch.inst.place
     assert not isinstance(place, Host)
@@ -107,7 +107,7 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
 
 
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
-    """Return the batch parts of the decodes that have a block for their next token, which is one token each.
+    """Return the parts of those decodes that have a block for their next token; each part is one token.
 
     A decode that finds no free block preempts the request that was admitted last. It fails if no other request of its
     model holds KV on the device.
@@ -132,15 +132,15 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
 
 
 def _latest(engine: Core, members: list[Live], account: Account) -> Live:
-    """Return the last admitted of the members that hold KV in an account; it is preempted when blocks are short."""
+    """Return the member to preempt when blocks are short: the last admitted one that holds KV in the account."""
     return [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is account][-1]
 
 
 def _tokens(engine: Core, request: Live, done: int) -> int:
-    """Return the number of tokens for which a prompt holds blocks once `done` of its tokens are computed.
+    """Return the number of tokens for which a prompt needs blocks once `done` of its tokens are computed.
 
     With admission "output", these are the prompt and the whole output. With "chunk", they are the `done` tokens until
-    the prompt's last token is computed. In all other cases, they are the context and one token more.
+    the prompt's last token is computed. In all other cases, they are the context and one more token.
     """
     if engine.config.admission == "output":
         return request.prompt_tokens + request.output_tokens
@@ -148,7 +148,7 @@ def _tokens(engine: Core, request: Live, done: int) -> int:
 
 
 def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *, whole: bool) -> None:
-    """Hold blocks for the next pieces of prompts that hold KV already.
+    """Take blocks for the next pieces of prompts that already hold KV.
 
     A piece that finds no free block preempts the request that was admitted last.
     """
@@ -174,7 +174,7 @@ def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *
 def _prompts(
     engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
 ) -> list[MemberPart]:
-    """Return the prompt pieces of a step, or whole prompts with `whole`, up to `budget` tokens.
+    """Return the parts of a step that are prompt pieces or, with `whole`, whole prompts, up to `budget` tokens.
 
     Stop at the first prompt that does not fit.
     """
@@ -205,7 +205,7 @@ def _prompts(
 
 
 def turn_end_reason(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
-    """Return the reason for which an idle lane's turn is over, None where it is not."""
+    """Return the reason why the turn of an idle lane is over; None if it is not over."""
     turn, inst = lane.turn, lane.batch.inst
     assert turn is not None
     if why := turn.over(engine.now_s):

@@ -1,7 +1,8 @@
-"""The links: a process that copies between stores at stated rates, as copy engines do beside the kernels.
+"""The links: a process that copies between stores at given rates, as copy engines do while kernels run.
 
-On a GPU a byte from the host takes some 60 times as long as one from its memory; on a CPU both take the same. So a link
-moves chunks of CHUNK_S each, and a chunk is done no sooner than the link's rate allows. A link moves one at a time.
+On a GPU a byte from the host takes about 60 times as long as one from the GPU's memory; on a CPU both take the same. So
+a link moves chunks of CHUNK_S each, and a chunk counts as done no sooner than the link's rate allows. A link moves one
+chunk at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FASTEST = 1e12  # bytes/s by which copies without a rate are cut into chunks
 
 
 class Job:
-    """A copy under way."""
+    """A copy that is under way on a link."""
 
     def __init__(self, copy: Copy) -> None:
         self.copy, self.parts = copy, list(reversed(copy.parts))

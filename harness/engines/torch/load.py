@@ -1,4 +1,4 @@
-"""The load of the processors during a run: by the engine's own process, by its other processes, by strangers."""
+"""The load of the processors during a run, from three sources: the engine's main process, its others, and strangers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """The processor seconds that this process, given processes and all others spent since the object was created.
+    """Processor seconds since the object was created: of this process, of given processes, and of all others.
 
     They are read from `/proc` of Linux.
     """
@@ -40,7 +40,7 @@ class Load:
 
 
 def _spent_s(pid: int) -> float:
-    """Return the processor seconds of a process, in its own code and in the kernel; 0 where it has gone."""
+    """Return the processor seconds of a process, in user mode and in the kernel; 0 if the process is gone."""
     with suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
         return TICK_S * (int(fields[11]) + int(fields[12]))

@@ -1,8 +1,9 @@
 """The forward pass: RMSNorm, rotary positions, grouped-query attention over paged KV, SwiGLU.
 
-The KV of a model on a device is one tensor (block, layer, key or value, token, head, dimension), mapped as far as it
-is used. A step is a list of parts, one per request, each after its cached tokens. Parts of one token attend together,
-padded to the longest context; each longer part attends by itself.
+The KV of a model on a device is one tensor (block, layer, key or value, token, head, dimension), of which only the used
+blocks are mapped to memory. A step is a list of parts, one for each request; a part computes the tokens after the
+request's cached ones. Attention runs once for all parts of one token, padded to the longest context, and separately for
+each longer part.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from harness.engines.torch.wire import Part
 
 
 class Attention(Protocol):
-    """The attention of a device; see device.Device."""
+    """The attention operations of a device; see device.Device."""
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
         """Return the block table of a step's decodes, in the form that `decode_attention` takes at every layer.
@@ -36,13 +37,13 @@ class Attention(Protocol):
         """Return the blocks of a prompt piece, in the form that `prompt_attention` takes at every layer of a step."""
 
     def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
-        """Return the causal attention of one prompt piece: each query attends to its own token and all before it."""
+        """Return the causal attention of one prompt piece: each query attends to its token and all tokens before it."""
 
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Apply RoPE to queries and keys, and write keys and values to the KV, in one kernel.
 
-        Return the queries, and empty tensors in place of keys and values, which are needed again only for KV on other
-        devices. Return None if the device has no such kernel for this step.
+        Return the queries, and empty tensors in place of keys and values. Only KV on other devices would need these
+        again. Return None if the device has no such kernel for this step.
         """
 
 
@@ -83,7 +84,7 @@ class Weights:
         width = (s.q_heads + 2 * s.kv_heads) * s.head_dim
 
         def joined(name: str, *size: int) -> Tensor:
-            """Return a view of `size` that begins at a tensor and spans the tensors behind it in the blob."""
+            """Return a view of `size` that begins at the tensor `name` and spans the tensors after it in the blob."""
             return parts[name].as_strided(size, (size[1], 1) if len(size) > 1 else (1,))
 
         self.embedding, self.norm = parts["model.embed_tokens.weight"], parts["model.norm.weight"]
@@ -140,7 +141,7 @@ class Pass:
         self.slots = slots([p for p, _, _ in near], kv)
 
     def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:
-        """Compute layers up to `until`; `after_kernel` is called after every kernel."""
+        """Compute the layers before `until` that are not computed yet; `after_kernel` is called after every kernel."""
         s = self.weights.net.shape
         n = len(self.x)
         for k in range(self.layer, until):
@@ -165,7 +166,7 @@ class Pass:
         self.layer = until
 
     def _rope_write(self, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values after RoPE; write keys and values of parts whose KV is on this device."""
+        """Return queries, keys and values after RoPE; for parts with KV on this device, write keys and values to it."""
         s, norms = self.weights.net.shape, self.weights.layers[layer].norms
         q, key, value = torch.split(qkv, [s.q_heads, s.kv_heads, s.kv_heads], 1)
         if norms is not None:
@@ -204,7 +205,7 @@ class Pass:
         return out
 
     def computed(self, wait: Callable[[], None]) -> Computed:
-        """Return the tokens and logits after the last layer; `wait` returns once all that was launched is computed."""
+        """Return the tokens and logits after the last layer; `wait` returns once all launched kernels are done."""
         logits = self.logits()
         tokens = logits.argmax(-1)
         wait()
@@ -226,7 +227,10 @@ class Pass:
 
 
 def rotary_angles(net: Net, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosine and sine of the rotary angles at positions: (positions, 1, half of a head), in float32."""
+    """Return the cosine and sine of the rotary angles at the positions `at`, in float32.
+
+    Both have the dimensions (positions, 1, half of a head).
+    """
     dim = net.shape.head_dim
     theta = at[:, None] * net.theta ** (-torch.arange(0, dim, 2, device=at.device) / dim)
     return theta.cos()[:, None], theta.sin()[:, None]
@@ -251,7 +255,7 @@ def slots(parts: Sequence[Part], kv: Tensor) -> Slots:
 
 
 def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the block table of contexts, each padded with its first block, and the mask of their tokens."""
+    """Return the block table of the contexts, padded with each context's first block, and the mask of their tokens."""
     block = kv.shape[3]
     count = [-(-p.context // block) for p in parts]
     rows = [[*p.blocks[:n], *([p.blocks[0]] * (max(count) - n))] for p, n in zip(parts, count, strict=True)]
@@ -260,7 +264,7 @@ def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def write(kv: Tensor, layer: int, at: Slots, key: Tensor, value: Tensor) -> None:
-    """Write keys and values of new tokens to the slots `at`."""
+    """Write keys and values of new tokens to the slots `at` of a layer's KV."""
     kv[at.block, layer, 0, at.within], kv[at.block, layer, 1, at.within] = key, value
 
 
@@ -277,12 +281,12 @@ def decode_attention(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q:
 
 
 def block_ids(part: Part, kv: Tensor) -> Tensor:
-    """Return the blocks of a part's context."""
+    """Return the block numbers of a part's context."""
     return torch.tensor(part.blocks[: -(-part.context // kv.shape[3])]).to(kv.device)
 
 
 def prompt_attention(kv: Tensor, layer: int, part: Part, blocks: Tensor, q: Tensor) -> Tensor:
-    """Return the causal attention of one prompt piece: each query attends to its own token and all before it."""
+    """Return the causal attention of one prompt piece: each query attends to its token and all tokens before it."""
     cached = kv[blocks, layer].transpose(0, 1).flatten(1, 2)[:, : part.context].transpose(1, 2)[:, None]
     key, value = cached.unbind(0)
     mask = None

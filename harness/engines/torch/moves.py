@@ -1,4 +1,4 @@
-"""KV on its way: what `Move` asks for, and what the engine swaps by itself."""
+"""KV that moves between devices and the host: by a policy's `Move`, or because the engine swaps it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.policy.types import GIB, Batch, Gpus, Host
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A transfer of one request's KV, which is under way or waits for memory at its target."""
+    """The transfer of one request's KV, which is in flight or waits for memory at its target."""
 
     request: Live
     to: Gpus | Host | None  # None: the KV is discarded
@@ -31,7 +31,7 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Moving:
-    """A Move that has not ended, and the requests whose KV is still to arrive."""
+    """A Move that has not ended, and the requests whose KV has not arrived yet."""
 
     action: Move
     pending: set[int]
@@ -80,20 +80,20 @@ class Moves:
         return None
 
     def in_transit(self, account: Account) -> bool:
-        """Tell whether KV is on its way from or to an account."""
+        """Tell whether KV is in flight from or to an account."""
         ends = (end for transfer in self.under_way for end in (transfer.source, transfer.kv))
         return any(end is not None and end.account is account for end in ends)
 
     def begin(self, transfer: Transfer) -> None:
-        """Start a transfer, once its request is in no step."""
+        """Begin a transfer now or, if its request is in a step, at the end of that step."""
         self.moving[transfer.request.rid] = transfer
         if transfer.request.rid not in self.engine.stepping:
             self.depart(transfer)
 
     def depart(self, transfer: Transfer) -> None:
-        """Start copying a transfer's KV to its target, if there is room there.
+        """Start copying a transfer's KV to its target if there is room; otherwise the transfer waits.
 
-        KV without a target is freed, and KV that is at its target already stays there.
+        KV without a target is freed. KV that is already at its target stays there.
         """
         request, to, kv = transfer.request, transfer.to, self.engine.kv[transfer.request.rid]
         if to is None or kv.home == to:
@@ -126,7 +126,7 @@ class Moves:
         return f"d2h{source[0]}" if isinstance(target, Host) else f"peer{source[0]}"
 
     def _kv_parts(self, kv: Kv, new: Kv) -> Iterator[Bytes]:
-        """Yield the copies of a request's blocks, granule by granule; a link joins those that are adjacent."""
+        """Yield the copies of a request's blocks, granule by granule; a link joins adjacent granules."""
         ends = [self.engine.config.gpus if isinstance(side.home, Host) else side.home[0] for side in (kv, new)]
         size = kv.account.arena.granule
         for a, b in zip(kv.blocks, new.blocks, strict=True):
@@ -134,7 +134,7 @@ class Moves:
                 yield ends[0], x * size, ends[1], y * size, size
 
     def _copied(self, transfer: Transfer) -> None:
-        """Take in the end of a copy: the KV is at its target from now on, and the source is freed."""
+        """Handle the end of a copy: use the KV at its target from now on, and free the source."""
         self.under_way.remove(transfer)
         source, kv = transfer.source, transfer.kv
         assert source is not None
@@ -150,19 +150,19 @@ class Moves:
         self.engine.freed()
 
     def over(self, transfer: Transfer) -> None:
-        """Remove a transfer that is over or given up from its Move, and end the Move if it was the last one."""
+        """Remove a transfer that is over or given up from its Move; end the Move if it has no other transfer."""
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)
 
     def _arrived(self, move: Moving) -> None:
-        """End a Move once all its KV is there."""
+        """End a Move once all its KV is at its target."""
         if not move.pending and move in self.moves:
             self.moves.remove(move)
             self.engine.tell([Done(move.action)])
 
     def stalled(self) -> bool:
-        """Fail the first move that waits for memory, as nothing can free any memory; return False if no move waits."""
+        """Fail the first Move that waits for memory, as nothing can free memory; return False if none waits."""
         for transfer in self.moving.values():
             if transfer.kv is None and transfer.under is not None:
                 self.moves.remove(transfer.under)

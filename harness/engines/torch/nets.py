@@ -1,13 +1,13 @@
 """The networks that stand for a run's models: dimensions, the order of their weights in memory, and the weights.
 
-A card serves every shape as it is, in bfloat16. A core serves a shape of at most AS_IT_IS bytes as it is, in float32,
-and a larger one by its twin, which has an eighth of its layers, a sixteenth of its widths and a 128th of its
-vocabulary, so that every part keeps about its share of the weights. Weights are drawn unless a folder of `MODELS_DIR`
-has the shape's name. They lie in one flat blob, in the order of `tensors`: what is multiplied together (query, key and
-value; gate and up) is adjacent, so one view spans it.
+A card serves every shape at its full size, in bfloat16. A core serves a shape of at most AS_IT_IS bytes at full size,
+in float32. A larger shape is replaced by its twin, which has an eighth of its layers, a sixteenth of its widths and a
+128th of its vocabulary. So every part has about the same share of the weights as in the shape. Weights are drawn at
+random unless a folder of `MODELS_DIR` has the shape's name. They lie in one flat blob, in the order of `tensors`.
+Weights that one GEMM multiplies (query, key and value; gate and up) are adjacent, so one view spans them.
 
-A mixture of experts is served on cores alone: which experts a step reads depends on its tokens, and a card's decode
-graphs are captured before. The weights of an FP8 checkpoint are dequantised to float32 as they are read.
+A mixture of experts is served on cores alone: which experts a step reads depends on its tokens, but a card's decode
+graphs are captured before. The weights of an FP8 checkpoint are dequantised to float32 when they are read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ E4M3 = _e4m3()
 
 
 class Net(NamedTuple):
-    """A decoder network as the engine computes it, of Llama's or Qwen's architecture.
+    """A decoder network as the engine computes it, with Llama's or Qwen's architecture.
 
     It is dense, or a mixture of experts in all layers.
     """
@@ -81,10 +81,10 @@ class Net(NamedTuple):
 def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: int = 1) -> Net:
     """Return the network that is computed for a shape.
 
-    It is the network of the shape's checkpoint, if the folder MODELS_DIR has one. Else it is the shape itself if its
-    weights take at most `as_it_is` bytes, and its scaled twin if they take more. `wide` is as in `twin`. A shape in
-    float32 is the twin that a cost table was measured with, and is computed as it is. Raises UserError for shapes and
-    checkpoints that the engine does not serve.
+    If the folder MODELS_DIR has the shape's checkpoint, it is the network of this checkpoint. Otherwise it is the shape
+    itself if its weights take at most `as_it_is` bytes, and the scaled twin if they take more. `wide` is as in `twin`.
+    A shape in float32 is the twin with which a cost table was measured, and is computed at full size. Raises UserError
+    for shapes and checkpoints that the engine does not serve.
     """
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
@@ -104,8 +104,9 @@ def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: in
 def twin(shape: Shape, wide: int = 1) -> Shape:
     """Return the scaled twin of a shape: its widths are `wide` sixteenths of the shape's.
 
-    It has a quarter of the heads if their numbers divide by 4, else a half or all of them. All heads together have
-    `wide` sixteenths of the shape's width. It has an eighth of the layers, at least 2, and a 128th of the vocabulary.
+    It has a quarter of the heads if their numbers divide by 4, else a half or all of them. The width of all heads
+    together is `wide` sixteenths of the shape's. It has an eighth of the layers, at least 2, and a 128th of the
+    vocabulary.
     """
     part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
     layers, moe = max(2, shape.layers // 8), shape.experts
@@ -125,7 +126,7 @@ def twin(shape: Shape, wide: int = 1) -> Shape:
 def tensors(net: Net) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and the dimensions of each weight, in the order of the blob.
 
-    Names are those of Hugging Face checkpoints.
+    The names are those of Hugging Face checkpoints.
     """
     s = net.shape
     q, kv, d = s.q_heads * s.head_dim, s.kv_heads * s.head_dim, s.hidden
@@ -156,14 +157,14 @@ def tensors(net: Net) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def blocks(shape: Shape) -> list[tuple[str, int]]:
-    """List the feed-forward blocks of a layer: the start of their tensors' names, and their width."""
+    """List the feed-forward blocks of a layer, each with the common prefix of its tensors' names, and its width."""
     if shape.experts is None:
         return [("mlp.", shape.ffn)]
     return [(f"mlp.experts.{expert}.", shape.experts.ffn) for expert in range(shape.experts.routed)]
 
 
 def blob(net: Net, seed: int) -> F4:
-    """Return a network's weights in float32, read from its checkpoint or, if it has none, drawn at random."""
+    """Return a network's weights in float32: those of its checkpoint or, if it has none, drawn at random."""
     out, at = np.empty(net.weight_bytes // net.float_bytes, np.float32), 0
     read = checkpoint(Path(net.folder)) if net.folder else {}
     draw = np.random.default_rng(seed)
@@ -182,7 +183,7 @@ def blob(net: Net, seed: int) -> F4:
 
 
 def described(folder: Path) -> Net:
-    """Return the network of a checkpoint, by its `config.json`. Raises UserError if the engine does not serve it."""
+    """Return the network that a checkpoint's `config.json` describes. UserError if the engine does not serve it."""
     has: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     if (kind := has.get("model_type")) not in {"llama", "qwen2", "qwen3", "qwen3_moe", "mistral"}:
         raise UserError(f"{folder}: model_type is {kind}; llama, mistral, qwen2, qwen3 and qwen3_moe are served")
@@ -225,9 +226,9 @@ def described(folder: Path) -> Net:
 
 
 def checkpoint(folder: Path) -> dict[str, F4]:
-    """Read the tensors of a folder's safetensors files, and return them by name in float32.
+    """Read the tensors in a folder's safetensors files, and return them by name in float32.
 
-    The files may hold float32, float16, bfloat16, or FP8 with its scales, by which the weights are multiplied.
+    The files may hold float32, float16, bfloat16, or FP8 with scales. FP8 weights are multiplied by their scales.
     """
     weights: dict[str, F4] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -267,7 +268,7 @@ def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:
 
 
 def prompt_ids(rid: int, first: int, last: int, vocab: int) -> NDArray[np.int64]:
-    """Return made-up tokens `first` to `last` of a request's prompt, as traces have lengths and no texts."""
+    """Return made-up ids for tokens `first` to `last` of a request's prompt, because traces have only lengths."""
     k = np.arange(first, last, dtype=np.uint64) + np.uint64((rid + 1) * 0x9E3779B97F4A7C15 % (1 << 64))
     k = (k ^ (k >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
     return ((k ^ (k >> np.uint64(29))) % np.uint64(vocab)).astype(np.int64)

@@ -1,11 +1,11 @@
-"""The process that starts the others: it has torch loaded, so that a worker is there within milliseconds.
+"""The process that starts the others. It has loaded torch, so that a worker it starts is ready within milliseconds.
 
     python -m harness.engines.torch.nursery FILE          forks what is asked for over the socket FILE
     python -m harness.engines.torch.nursery FILE cuda     holds the cards' memory, and starts threads, not processes
     python -m harness.engines.torch.nursery FILE worker   is a worker itself: a cold start, with all that it loads
 
-It leads a session of its own, so that Ctrl-C reaches the run alone. It ends when its socket is closed, and the
-operating system then ends all that it started.
+It leads a separate session, so that Ctrl-C reaches only the run. It ends when its socket is closed, and the operating
+system then ends all that it started.
 """
 
 from __future__ import annotations

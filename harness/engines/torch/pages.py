@@ -1,9 +1,9 @@
-"""Memory as the engine counts it: a device's granules, and the pages of KV that a model takes of them.
+"""Memory as the engine counts it: the granules of a device, and the pages of KV that a model takes from them.
 
-Weights and KV come out of one pool of granules, as on a GPU they come out of one pool of physical handles. A model's
-KV on a device is an account: a range of addresses in which pages are mapped. With `kv=paged` a page is one block, and
-stays mapped when it comes free until somebody needs its granules. With `kv=elastic` a page is as many blocks as a
-buffer of each layer, for K and for V, holds; it is unmapped as soon as none of its blocks is used.
+Weights and KV share one pool of granules, as on a GPU they share one pool of physical handles. A model's KV on a device
+is an account: a range of addresses in which pages are mapped. With `kv=paged` a page is one block. When it comes free
+it stays mapped until its granules are needed elsewhere. With `kv=elastic` a page has as many blocks as fit into a
+buffer for each layer, for K and for V. It is unmapped as soon as none of its blocks is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Runs = list[tuple[int, int]]  # (offset, bytes) in a device's memory
 
 
 class Lowest:
-    """A pool of the integers from 0 to below a bound, of which the lowest free one is taken first.
+    """A pool of the integers from 0 to below a bound; the lowest free one is taken first.
 
     Numbers that were never taken need no memory.
     """
@@ -59,7 +59,7 @@ class Lowest:
 
 
 class Arena:
-    """The memory of a device, or of the host."""
+    """The memory of a device or of the host, as granules."""
 
     def __init__(self, size: int, granule: int) -> None:
         self.size, self.granule = size // granule * granule, granule
@@ -67,19 +67,19 @@ class Arena:
         self.accounts: list[Account] = []
 
     def whole(self, size: int) -> int:
-        """Round bytes up to granules."""
+        """Round a number of bytes up to whole granules; the result is in bytes."""
         return -(-size // self.granule) * self.granule
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that hold neither weights nor KV; some of them may still be mapped."""
+        """Bytes that hold neither weights nor KV; free KV pages that are still mapped count too."""
         return len(self._free) * self.granule + sum(account.spare_bytes for account in self.accounts)
 
     def take(self, size: int, last_granules: Sequence[int] = ()) -> list[int]:
         """Take whole granules for `size` bytes, which must be free, and return their indices.
 
-        Each of `last_granules` that is free is taken again, and keeps its position in the list. The others are the
-        lowest free ones, so that runs of adjacent granules are long.
+        Each of `last_granules` that is free is taken again, at the same position in the list. The others are the lowest
+        free ones, so that runs of adjacent granules are long.
         """
         count = self.whole(size) // self.granule
         for account in self.accounts:
@@ -95,7 +95,7 @@ class Arena:
             self._free.give(granule)
 
     def runs(self, granules: list[int]) -> Runs:
-        """Join adjacent granules into runs of bytes."""
+        """Join adjacent granules into runs, each with its offset and size in bytes."""
         spans = []
         for _, group in groupby(enumerate(granules), lambda pair: pair[1] - pair[0]):
             members = [granule for _, granule in group]
@@ -104,7 +104,7 @@ class Arena:
 
 
 class Account:
-    """The KV memory of one model in an arena: pages, which are split into blocks."""
+    """The KV memory of one model in an arena, which consists of pages of one or more blocks."""
 
     def __init__(self, arena: Arena, net: Net, block_tokens: int, *, buffer: int = 0) -> None:
         block_bytes = arena.whole(block_tokens * net.kv_token_bytes)
@@ -123,7 +123,7 @@ class Account:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages of which at least one block is in use."""
+        """Bytes of all pages that have at least one block in use."""
         return len(self._used) * self.page_bytes
 
     @property
@@ -133,12 +133,12 @@ class Account:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of the mapped pages of which no block is in use."""
+        """Bytes of all mapped pages that have no block in use."""
         return len(self._spare) * self.page_bytes
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that the account may take beyond those in use."""
+        """Bytes by which the pages in use may grow."""
         free = self.arena.free_bytes
         return max(0, free if self.limit_bytes is None else min(free, self.limit_bytes - self.used_bytes))
 
@@ -147,11 +147,11 @@ class Account:
         return -(-tokens // self.pages.block_tokens)
 
     def need_bytes(self, blocks: int) -> int:
-        """Return the bytes of the pages that must come into use for `blocks` more blocks."""
+        """Return the bytes of the further pages that `blocks` more blocks need."""
         return -(-max(0, blocks - len(self._blocks)) // self._of_page) * self.page_bytes
 
     def fits(self, blocks: int, reserve_bytes: int = 0) -> bool:
-        """Tell whether `blocks` more blocks fit into pages in use, or into further pages.
+        """Tell whether there is room for `blocks` more blocks, in pages in use or in further pages.
 
         Further pages must leave `reserve_bytes` free.
         """
@@ -159,7 +159,7 @@ class Account:
         return not need or need + reserve_bytes <= self.room_bytes
 
     def take(self, blocks: int) -> list[int]:
-        """Take `blocks` blocks, which must fit, those of pages in use first."""
+        """Take `blocks` blocks, for which there must be room; free blocks of pages in use come first."""
         while len(self._blocks) < blocks:
             page = self._spare.pop() if self._spare else self._grown()
             self._used[page] = 0
@@ -170,7 +170,7 @@ class Account:
         return taken
 
     def give(self, blocks: list[int]) -> None:
-        """Give blocks back, and their pages once they are empty."""
+        """Give blocks back; with elastic KV, unmap pages that have no other block in use."""
         for block in blocks:
             page = block // self._of_page
             self._used[page] -= 1
@@ -183,7 +183,7 @@ class Account:
             self.shrink()
 
     def shrink(self) -> None:
-        """Unmap a page of which no block is in use."""
+        """Unmap a page that has no block in use."""
         page = self._spare.pop()
         self.arena.give(self._granules.pop(page))
         self._out.give(page)
@@ -197,16 +197,16 @@ class Account:
         return page
 
     def runs(self, page: int) -> Runs:
-        """Return the runs of a mapped page in the arena."""
+        """Return the runs of the arena's memory that a mapped page occupies."""
         return self.arena.runs(self._granules[page])
 
     @property
     def mapped(self) -> Collection[int]:
-        """The mapped pages."""
+        """The numbers of the mapped pages."""
         return self._granules.keys()
 
     def granules(self, block: int) -> list[int]:
-        """Return the granules of a block."""
+        """Return the indices of the granules of a block."""
         page, k = divmod(block, self._of_page)
         count = self.pages.block_bytes // self.arena.granule
         return self._granules[page][k * count : (k + 1) * count]

@@ -1,4 +1,4 @@
-"""The processes of an engine, from its side: the nursery, workers and links. All end with `close`."""
+"""The processes of an engine, as the engine handles them: the nursery, workers and links. All end with `close`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class Nursery:
         self._answer("the engine's processes ended as they started")
 
     def _answer(self, ended: str) -> Any:
-        """Return the nursery's answer. Raises UserError if it `ended` instead."""
+        """Wait for the nursery's answer, and return it.
+
+        Raises UserError with the text `ended` if the nursery has ended.
+        """
         try:
             return self._end.recv()
         except (EOFError, ConnectionResetError):
@@ -57,7 +60,7 @@ class Nursery:
             raise UserError(f"torch: {refusal}")
 
     def start(self, what: Literal["worker", "cold", "links"]) -> tuple[Connection, int]:
-        """Start a process; return the connection to it, and its id."""
+        """Start a worker or the links; return the connection to it, and the id of its process."""
         mine, file = pair()
         self._end.send(what)
         send_files(self._end, [file])
@@ -79,7 +82,7 @@ class Nursery:
 
 
 class WorkerProcess:
-    """A worker process as the engine sees it: what it has mapped, and the step that it does."""
+    """A worker process as the engine handles it: the models that it has mapped, and its step in flight."""
 
     def __init__(self, nursery: Nursery, device: int, *, cold: bool = False) -> None:
         self.device = device
@@ -91,7 +94,7 @@ class WorkerProcess:
         self.step: Any = None  # the step in flight
 
     def send(self, *message: Any) -> None:
-        """Send the worker a message. If the worker is gone, this shows only when its answers are read."""
+        """Send the worker a message. If the worker is gone, the engine notices when it reads the worker's answers."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.conn.send(message)
 
@@ -101,7 +104,7 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the connection to the worker, which then ends."""
+        """Close the connection to the worker; the worker then ends."""
         with suppress(OSError):
             self.conn.close()
 
@@ -109,9 +112,9 @@ class WorkerProcess:
 class Workers:
     """All processes of an engine, and the files that they map.
 
-    The files are the memory of devices, the host's memory for KV, and the models' weights. Files are numbered as stores
-    of the links: first the memory of each device, then the host's memory for KV, then each model's weights in host
-    memory, then each model's weights on disk.
+    The files are the memory of devices, the host's memory for KV, and the models' weights. Each file has a number, by
+    which the links name it as a store. The memory of each device comes first. Then come the host's memory for KV, each
+    model's weights in host memory, and each model's weights on disk.
     """
 
     def __init__(
@@ -139,11 +142,11 @@ class Workers:
         self.load: Load | None = None  # counted from the start of the clock
 
     def watch_load(self) -> None:
-        """Count processor seconds from now on."""
+        """Count the processor seconds of all processes from now on."""
         self.load = Load([self._nursery.pid, self._links_pid, *(worker.pid for worker in self.processes.values())])
 
     def start(self) -> None:
-        """Start the nursery and the links, take memory, draw weights. Raises UserError if they do not start."""
+        """Start the nursery and the links, allocate memory and draw weights. Raises UserError if they do not start."""
         cuda = self.kind.name == "cuda"
         self._nursery = self._opened.enter_context(closing(Nursery(cuda=cuda)))
         sizes = [arena.size for arena in self.arenas.values()] + [net.weight_bytes for net in self.nets.values()]
@@ -179,7 +182,7 @@ class Workers:
         self._opened.callback(os.close, file)
 
     def close(self) -> None:
-        """End every process and give memory back. May be called twice, or without `start`."""
+        """End every process and free all memory. May be called twice, or without `start`."""
         for worker in self.processes.values():
             worker.close()
         self.processes = {}
@@ -190,7 +193,7 @@ class Workers:
         self._poll.register(file, select.POLLIN)
 
     def worker(self, device: int, *key: Any, cold: bool = False) -> WorkerProcess:
-        """Return the worker of `device` that has this `key`; start it if it does not exist."""
+        """Return the worker of a device with this `key` (model, phase); start it if it does not exist."""
         if (worker := self.processes.get((device, *key))) is None:
             worker = self.processes[device, *key] = WorkerProcess(self._nursery, device, cold=cold)
             if self.load is not None:
@@ -204,7 +207,7 @@ class Workers:
         return worker
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Forget a worker, and let it end."""
+        """Remove a worker, and close its connection, so that it ends."""
         for key in [key for key, other in self.processes.items() if other is worker]:
             del self.processes[key]
         if self.load is not None and worker.pid != self._nursery.pid:
@@ -215,13 +218,13 @@ class Workers:
         self._introduced = {two for two in self._introduced if worker not in two}
 
     def overdue(self, limit_s: float) -> list[WorkerProcess]:
-        """Return the workers whose answer has been due for longer than `limit_s`."""
+        """Return the workers that have owed an answer for longer than `limit_s`."""
         return [worker for worker in self.processes.values() if time.monotonic() - worker.since_s > limit_s]
 
     def late_link(self, limit_s: float) -> str:
-        """Describe a link that is late, or return "" if no link is.
+        """Return a text that describes a link that is late; "" if no link is late.
 
-        A link is late if it has moved nothing for the time that its copies take and `limit_s` more.
+        A link is late if no copy ended for longer than all its copies should take and `limit_s` more.
         """
         for link, copies in self._copying.items():
             for_s = time.monotonic() - self._moved_s[link]
@@ -233,7 +236,7 @@ class Workers:
         """Return the processes' messages in order of their times.
 
         If there is no message, wait for one, at most `wait_s` (None: without limit). Each entry is (time, worker,
-        message); messages of the links have None for the worker. A worker that ended has the message None, which comes
+        message); for messages of the links, the worker is None. If a worker has ended, its message is None and comes
         last.
         """
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
@@ -265,13 +268,13 @@ class Workers:
         return self._copies
 
     def fill(self, parts: Sequence[Bytes]) -> None:
-        """Copy at unlimited rate, and wait until the copy is done. This is used before a run starts."""
+        """Copy at an unlimited rate before a run starts, and wait until the copy is done."""
         number = self.copy("fill", math.inf, parts)
         self._links.recv()
         del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
-        """Send the workers of a worker's device the changes of KV mappings since the last call.
+        """Send all workers of a worker's device the changes of KV mappings since the last call.
 
         If the worker has not mapped the KV of `model` before, send it all mappings of that model.
         """
@@ -293,7 +296,7 @@ class Workers:
                         other.send("map", name, list(_mapping(account, page)))
 
     def introduce(self, worker: WorkerProcess, peer: WorkerProcess) -> None:
-        """Connect a worker to one of another device, which it can then ask for attention."""
+        """Connect a worker to `peer`, a worker of another device, which it can then ask for attention."""
         if (worker, peer) in self._introduced:
             return
         self._introduced.add((worker, peer))
@@ -305,7 +308,7 @@ class Workers:
 
 
 def _mapping(account: Account, page: int) -> Iterator[tuple[int, int, int]]:
-    """Yield a page's runs, each as (place in the account's range, place in the device's memory, bytes)."""
+    """Yield the runs of a page, each as (offset in the account's range, offset in the device's memory, bytes)."""
     at = page * account.page_bytes
     for offset, size in account.runs(page):
         yield at, offset, size

@@ -1,4 +1,4 @@
-"""Weights that come, are in, and leave: the ladder of loads as it is done here."""
+"""The weights of instances: how this engine loads them, by each way of the ladder, and evicts them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.policy.view import Weights
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """An instance's weights on a device."""
+    """The weights of an instance that are on a device or on their way to it."""
 
     load: Load
     granules: list[int]
@@ -72,7 +72,7 @@ class Residents:
         return None
 
     def _keep(self, resident: Resident, action: Load) -> None:
-        """Accept a Load of weights that are on the device or on their way; weights that were leaving stay."""
+        """Accept a Load of weights that are on the device or on their way; cancel an Evict of these weights."""
         if resident.state == "leaving":
             resident.state = "in"
             self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
@@ -81,7 +81,7 @@ class Residents:
             self.engine.tell([Done(action)])
 
     def _copy_parts(self, inst: Inst, resident: Resident, way: Way) -> list[Bytes]:
-        """Return the copies, part by part, that bring an instance's weights into the granules of `resident`."""
+        """Return the copies, part by part, that load an instance's weights into the granules of `resident`."""
         index, place = list(self.engine.nets).index(inst.model), inst.place
         source = len(self.engine.arenas) + index + (len(self.engine.nets) if way.source == "disk" else 0)
         size, at, parts = self.engine.nets[inst.model].weight_bytes, 0, []
@@ -96,7 +96,7 @@ class Residents:
         return parts
 
     def landed(self) -> None:
-        """Set weights to the state "in" whose copies are done and whose worker is ready."""
+        """Report each load as done whose copies have ended and whose worker is ready; its weights are then "in"."""
         for resident in list(self.by_inst.values()):
             ready = resident.worker is None or resident.worker.ready
             if ready and resident.state == "loading" and not resident.copies:
@@ -126,7 +126,7 @@ class Residents:
     def leave_if_due(self, inst: Inst) -> None:
         """Free the weights of an instance under an Evict, if no step of its batches is in flight.
 
-        If the Evict drains, the instance's batches must also have no members left.
+        If the Evict drains, its batches must also have no members left.
         """
         resident = self.by_inst.get(inst)
         if resident is None or resident.evict is None:

@@ -1,4 +1,4 @@
-"""A run's devices before anything starts: fields of the engine, memory, link rates, and what policies may know."""
+"""A run's devices before the start: fields of the engine, memory, link rates, and what policies may know of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.policy.types import Cluster, Gpu, Model
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields that `--engine torch+wide=...` sets."""
+    """Fields of the engine that a user sets as `--engine torch+wide=...`."""
 
     wide: int = number(1, 1, 16)  # widths of a twin, in sixteenths of its shape's
     stuck_s: int = number(60, 1, 86400)  # seconds without an answer after which a worker is killed
 
 
 def rates(config: Config, on: Kind) -> dict[str, float]:
-    """Return the rate of each link in GB/s: the run's setting, else the cost table's, else the device kind's."""
+    """Return each link's rate in GB/s: the run's setting, else the cost table's, else that of the device kind."""
     given, measured = on.links, quantities.machine(config.table)
     if measured is not None:
         spec = measured.spec
@@ -36,7 +36,7 @@ def rates(config: Config, on: Kind) -> dict[str, float]:
 
 
 def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mapping[str, int], arena: Arena) -> Cluster:
-    """Return the devices and models as policies see them; `page_bytes` are the bytes of a KV page by model."""
+    """Return the devices and models as policies see them; `page_bytes` has the bytes of a KV page for each model."""
     gpu = Gpu("cpu" if on.name == "cpu" else config.gpu, 0, arena.size, on.sms, on.sm_choices)
     models = {}
     for m in config.models:
@@ -51,7 +51,8 @@ def _profile(config: Config, on: Kind, nets: Mapping[str, Net], mem_bytes: int) 
     """Return the profile of step seconds that policies see.
 
     On cards, it is made from the run's cost table. On a CPU core, it is made from that table only if the table
-    describes a machine that was measured whole; else from the coefficients that are shipped for a core.
+    describes a machine that was measured whole. Otherwise it is made from the coefficients for a core that come with
+    the engine.
     """
     if on.name != "cpu" or quantities.machine(config.table) is not None:
         return profile(config, machine(config))

@@ -10,14 +10,14 @@ from harness.policy.view import BatchState, KvState, RequestState, Weights
 
 
 class Seen(WallView):
-    """The view of the engine that policies read, without a copy of its state."""
+    """The view of the engine that policies read. It reads the engine's state in place, without a copy."""
 
     engine: Core
 
     def weights(self, inst: Inst) -> Weights:
         """Return the state of an instance's weights; see View.
 
-        If its load waits for memory, the state is "out", as the loop keeps such loads.
+        While a load waits for memory, the state is "out", because such a load waits in the loop, not here.
         """
         if isinstance(inst.place, Host):
             return "in"
@@ -25,22 +25,22 @@ class Seen(WallView):
         return "out" if resident is None else resident.state
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """See View."""
+        """Return the instances with weights on a GPU or on their way to it, or all models on a host; see View."""
         if isinstance(home, Host):
             return tuple(Inst(m, home) for m in self.engine.nets)
         return tuple(inst for inst in self.engine.residents.by_inst if inst.place == (home,))
 
     def free_bytes(self, home: int | Host) -> int:
-        """See View."""
+        """Return the free bytes of a GPU or a host; see View."""
         return self.engine.arenas[home].free_bytes
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """See View."""
+        """Return the KV bytes of a model on a GPU: in use, the limit, and the bytes left; see View."""
         account = self.engine.accounts[model, gpu]
         return KvState(account.used_bytes, account.limit_bytes, account.room_bytes)
 
     def batch(self, batch: Batch) -> BatchState:
-        """See View."""
+        """Return the counts of a batch's members, and its counters since the start; see View."""
         engine = self.engine
         counts, members, place = engine.counts.get(batch, Counts()), engine.members(batch), batch.inst.place
         moving = engine.moves.moving
@@ -65,7 +65,7 @@ class Seen(WallView):
         )
 
     def request(self, rid: int) -> RequestState:
-        """See View."""
+        """Return the state of a request, with the place of its KV; see View."""
         state, kv = super().request(rid), self.engine.kv.get(rid)
         transfer = self.engine.moves.moving.get(rid)
         if kv is None:
@@ -75,6 +75,6 @@ class Seen(WallView):
         return state._replace(home=kv.home, transit="waiting" if transfer.kv is None else "moving")
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """See View."""
+        """Return the `Run` in force on a lane; None if the lane is closed; see View."""
         lane = self.engine.lanes.get((batch, phase == "decode"))
         return lane.order if lane is not None and lane.phase == phase else None

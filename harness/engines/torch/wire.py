@@ -1,4 +1,4 @@
-"""Messages between the engine and its processes: pickled tuples over a socket, with files sent beside them."""
+"""Messages between the engine and its processes: pickled tuples over a socket, together with open files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.engines.torch.nets import Net
 
 
 class Pages(NamedTuple):
-    """The layout of a model's KV on a device."""
+    """The layout of a model's KV on a device: block sizes and number of blocks."""
 
     block_tokens: int
     block_bytes: int  # from one block to the next, in whole granules
@@ -20,7 +20,7 @@ class Pages(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A model as a worker is given it: its network, and the layout of its KV."""
+    """The facts of a model that a worker gets: its network, and the layout of its KV."""
 
     net: Net
     pages: Pages
@@ -39,12 +39,12 @@ class Part(NamedTuple):
 
     @property
     def context(self) -> int:
-        """Tokens of its context once the step is done."""
+        """The tokens of the request's context at the end of the step."""
         return self.cached_tokens + self.tokens
 
 
 class Order(NamedTuple):
-    """An order to compute a step, or a slice of it, up to layer `until`."""
+    """An order to compute a step, or the next slice of it, which ends before layer `until`."""
 
     step: int
     model: str
@@ -57,7 +57,7 @@ class Order(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The result of a step or slice; times are the monotonic clock's."""
+    """The result of a step or slice; its times are those of the monotonic clock."""
 
     step: int
     begun_s: float
@@ -74,7 +74,7 @@ Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
 class Copy(NamedTuple):
     """An order to copy bytes between stores over a link.
 
-    A link does copies of KV first, and then the others, the oldest first.
+    A link does the copies of KV first, and then the others. In both groups the oldest comes first.
     """
 
     number: int
@@ -92,19 +92,19 @@ class Copied(NamedTuple):
 
 
 def pair() -> tuple[Connection, int]:
-    """Return one end of a new connection, and the file descriptor of the other."""
+    """Create a connection; return one end of it, and the file descriptor of the other end."""
     mine, other = socket.socketpair()
     return Connection(mine.detach()), other.detach()
 
 
 def send_files(to: Connection, files: Sequence[int]) -> None:
-    """Send open files behind a message that announces them."""
+    """Send open files over a connection, after the message that announces them."""
     with socket.socket(fileno=os.dup(to.fileno())) as link:
         socket.send_fds(link, [b"f"], files)
 
 
 def take_files(source: Connection, count: int) -> list[int]:
-    """Return the files that a message announced. Raises EOFError if the sender is gone."""
+    """Return the file descriptors that follow a message. Raises EOFError if the sender is gone."""
     with socket.socket(fileno=os.dup(source.fileno())) as link:
         data, files, *_ = socket.recv_fds(link, 1, count)
     if not data:

@@ -1,8 +1,8 @@
-"""A process that computes: it maps what it is told, and steps what it is ordered to. It keeps nothing of a request.
+"""A worker, which maps memory and computes steps as the engine orders. It stores nothing about requests.
 
-The nursery (nursery.py) starts it: for a core as a process, pinned to the core that stands for its device; for cards as
-a thread with a stream of its own. For other devices it computes attention over KV that lies here. Between two kernels
-it sleeps where its lane has only a share of the core.
+The nursery (nursery.py) starts it. For a core it is a process, pinned to the core that stands for its device. For cards
+it is a thread with a separate stream. When workers of other devices ask, it computes attention over the KV on its
+device. If its lane has only a share of the core, it sleeps between kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOMENT_S = 50e-6  # seconds between two looks whether a card is done
 
 
 class Worker:
-    """The models that one worker has mapped, and the steps it has begun."""
+    """A worker: the models that it has mapped, and the steps that it has begun."""
 
     device: Device
 
@@ -47,7 +47,7 @@ class Worker:
         self.logits = False
 
     def serve(self) -> None:
-        """Handle messages and do steps. Raises EOFError once the engine is gone."""
+        """Handle messages and compute steps in a loop. Raises EOFError once the engine is gone."""
         while True:
             if not self.orders:
                 select.select([self.engine, *self.askers], [], [])
@@ -56,12 +56,12 @@ class Worker:
                 self.engine.send(self.step(self.orders.popleft()))
 
     def receive(self) -> None:
-        """Handle the engine's messages; steps are done in `serve`."""
+        """Handle the messages that the engine has sent; steps are queued for `serve`."""
         while self.engine.poll():
             self.handle(*self.engine.recv())
 
     def handle(self, what: str, *args: Any) -> None:
-        """Handle a message."""
+        """Handle one message of the engine; `what` is its kind."""
         match what:
             case "begin":
                 self._open(*args)
@@ -149,7 +149,7 @@ class Worker:
         return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tokens, shown, kernels_s)
 
     def _begin(self, order: Order, weights: Weights) -> UnderWay:
-        """Begin a step: as graphs where the device has them for it, else kernel by kernel."""
+        """Begin a step: as graphs if the device has graphs for it, else kernel by kernel."""
         ids, kv, vocab = list[int](), self._kv(order.model)[1], weights.net.shape.vocab
         for p in order.parts:
             ids += prompt_ids(p.rid, p.cached_tokens, min(p.context, p.prompt_tokens), vocab).tolist()
@@ -161,7 +161,10 @@ class Worker:
     def ask(
         self, name: str, device: int, layer: int, parts: list[Part], q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Return the attention over KV on another device, which computes it; answer other workers meanwhile."""
+        """Return the attention over KV on another device, whose worker computes it.
+
+        While waiting for the result, answer other workers.
+        """
         peer, fresh = self.peers[device], None
         if self.last_parts.get(device) is not parts:
             self.last_parts[device], self.remote_attention[device], fresh = parts, None, tuple(parts)
@@ -176,12 +179,12 @@ class Worker:
         return self.device.imported(result)[0]
 
     def _meanwhile(self) -> None:
-        """Wait up to MOMENT_S for a message, and answer it."""
+        """Wait up to MOMENT_S for messages of the engine or of other workers, and handle them."""
         select.select([self.engine, *self.askers], [], [], MOMENT_S)
         self.answer()
 
     def answer(self) -> None:
-        """Compute the attention that other workers ask for now, after handling the engine's earlier messages."""
+        """Handle the engine's messages, then compute the attention for which other workers have asked."""
         self.receive()
         for asker in select.select(self.askers, [], [], 0)[0] if self.askers else ():
             self.receive()
