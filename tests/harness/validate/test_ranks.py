@@ -79,9 +79,8 @@ def test_an_invalid_run_is_in_no_number() -> None:
 
 def test_a_system_that_ran_on_one_side_alone_is_in_no_pair() -> None:
     assert ranks.pairs(runs({"a": 0.5}, {"a": 0.4, "b": 0.9}), "both") == []
-    assert (
-        ranks.pairs(runs({}, {"a": 0.4}).iloc[:0], "both") == ranks.cells(runs({}, {"a": 0.4}).iloc[:0], "both") == []
-    )
+    none = runs({}, {"a": 0.4}).iloc[:0]
+    assert (ranks.pairs(none, "both"), ranks.cells(none, "both")) == ([], [])
 
 
 def test_conditions_are_apart() -> None:
