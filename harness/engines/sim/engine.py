@@ -155,7 +155,7 @@ class Sim:
     def poll(self, until_s: float) -> Event | None:
         """Return the next event due by `until_s`, or None if no event is due by then.
 
-        Before it returns None, it advances the clock to `until_s`, or to the end of the run if that is earlier.
+        Before returning None, advance the clock to `until_s`, or to the end of the run if that is earlier.
         """
         S = self.S
         if until_s < S.quiet_s[0] and until_s < self._span.next_s:  # no call into the kernel

@@ -43,8 +43,8 @@ class HostMemory:
 
         Missing weights enter the memory and, if it is full, evict the least recently read models. `reader` is the row
         of the instance that loads the weights. Missing weights are "loading" until that instance's load ends, or "in"
-        at once if `reader` is None. If an earlier load is still reading the weights from disk, they are "loading" until
-        the earlier load ends. A model larger than the memory does not enter.
+        at once if `reader` is None. Weights that an earlier load is still reading from disk are "loading" until the
+        earlier load ends. A model larger than the memory does not enter.
         """
         now = self.weights(model)
         if self._sizes[model] > self._room_bytes:

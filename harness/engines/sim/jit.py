@@ -115,8 +115,9 @@ ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of 
 def jit(f: F) -> F:
     """Compile a function on its first call and cache the machine code on disk.
 
-    fastmath is off, so that plain Python gives bit-identical results. A literal argument is treated as a variable, so
-    that one compilation serves all its values. numba by itself would compile the function once for each value.
+    fastmath is off, so that compiled code and plain Python give bit-identical results. A literal argument is treated as
+    a variable, so that one compilation serves all its values. numba by itself would compile the function once for each
+    value.
 
     Generators have no cache entry of their own: each caller's entry includes them. With their own entries, numba would
     raise KeyError when it compiles a caller of a cached generator.

@@ -225,7 +225,8 @@ class Names:
     def _reach(self, b: int, i: int) -> None:
         """Let a batch attend to KV in account `i` from now on.
 
-        Do nothing if the account belongs to another model, or if `attendable` is false for its GPUs.
+        Do nothing if the account belongs to another model, or if `attendable` is false for the GPUs of batch and
+        account.
         """
         S, here, there = self.S, self.batches[b].inst, self.insts[i]
         mine, gpus = self.places[S.batches["inst"].item(b)], self.places[i]

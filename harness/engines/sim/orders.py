@@ -88,7 +88,7 @@ class Orders:
     def _make_room(self, events: int, transfers: int) -> None:
         """Enlarge the kernel's logs until they have room for the events and transfers of one action.
 
-        In all other cases, the kernel's `advance` makes sure of this room.
+        In all other cases, the kernel's `advance` checks for this room.
         """
         S = self.S
         if len(S.events) - S.events_told[0] < events:
@@ -192,7 +192,7 @@ class Orders:
         return None
 
     def landed(self, event: Event) -> Event:
-        """Return `Freed` if the event ends a load that made an eviction fail, else the event itself.
+        """Return `Freed` if the event ends a load during which an eviction was refused, else the event itself.
 
         After `Freed`, the end of the load is the next event if the policy receives the ends of loads.
         """

@@ -60,7 +60,7 @@ class Traced(Sim):
         return traced
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event due by `until_s`, or None if there is none; record each instant on the way.
+        """Return the next event due by `until_s`, or None if there is none; record each instant until then.
 
         See Engine.
         """
@@ -93,7 +93,7 @@ class Traced(Sim):
         return super().do(action)
 
     def _next_s(self) -> float:
-        """Return the time of the next arrival or of the next end that `next_time` gives, whichever is earlier.
+        """Return the time of the next arrival, or the result of `next_time` if that is earlier.
 
         Call it after the steps of this instant have begun.
         """

@@ -167,7 +167,10 @@ class State:
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows in the form that the kernel needs: a record array for plain Python, else unchanged."""
+    """Return rows in the form that the kernel needs.
+
+    They are a record array if the kernel runs as plain Python, else they are unchanged.
+    """
     return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows
 
 

@@ -31,7 +31,9 @@ Short names mean the same in every function. In a pair, the capital letter is th
     nxt prev  the rows after and before a row in a list
     t         a time
 
-In all other uses, i, j, n, x and y are counters. Each of these modules imports only modules before it:
+In all other uses, i, j, n, x and y are counters.
+
+The modules in order; each imports only modules that come before it in this list:
 
     walks; waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < price; rates; pages < links
     < weights < blocks < members < orders < growth < compose < steps, turns < loop; peek

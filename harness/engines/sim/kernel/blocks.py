@@ -80,7 +80,7 @@ def add_blocks(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def piece_blocks(S: int, r: int, known: int, piece: int) -> int:
-    """Return the KV blocks that a request needs for `known` computed prompt tokens and the next `piece` tokens.
+    """Return the number of KV blocks for `known` computed prompt tokens and the next `piece` tokens of a request.
 
     If that piece completes the prefill, the blocks also have room for one output token.
     """

@@ -65,7 +65,7 @@ def attend_s(S: int, c: int, B: int, C: float) -> float:
 def read_bytes(S: int, c: int, m: int) -> float:
     """Return the bytes of weights that a step of m tokens reads.
 
-    `float(m)` makes compiled code and plain Python call the same pow.
+    `float(m)` makes compiled code and plain Python call the same `pow` function.
     """
     k = cost_at(S)[c]
     return k.wbytes + k.xbytes * (1.0 - k.xmiss ** float(m)) if k.xbytes > 0.0 else k.wbytes

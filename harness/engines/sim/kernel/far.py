@@ -17,7 +17,7 @@ from harness.engines.sim.state import *
 
 @jit
 def there_s(S: int, f: int, c: int, each: float) -> float:
-    """Return the seconds of a decode step's attention in one remote KV account.
+    """Return the seconds of a decode step's attention to the KV in one remote account.
 
     `f` is the batch's entry for that account. Each member with KV there attends to `each` tokens, or to its own context
     if `each` is -1.
@@ -89,12 +89,12 @@ def overtakes(y: float, slope: float, z: float, rise: float) -> int:
 
 @jit
 def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
-    """Set `first_s` and `slope_s` of a decode span with remote KV; return the steps until another part is the longest.
+    """Set `first_s` and `slope_s` of a decode span with remote KV; return for how many steps they are valid.
 
     `first_s` is the duration of the first step, and `slope_s` the increase from each step to the next. A step takes as
-    long as its longest part. The parts are attention to local KV, attention in each remote KV account, and the host's
-    work. Attention takes a minimum time, however short the contexts are. Serial host work is not a part: it is added to
-    the longest part.
+    long as its longest part. The parts are attention to local KV, attention to the KV in each remote account, and the
+    host's work. The two values are valid until another part becomes the longest (ANY: always). Attention takes a
+    minimum time, however short the contexts are. Serial host work is not a part: it is added to the longest part.
     """
     n = lane_at(S, lane)
     b = lane >> 1
@@ -147,9 +147,9 @@ def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attent
     """Record the GPU kernels of a lane's step, cut into pieces of at most the order's `op_s` seconds.
 
     Return the number of pieces. A kernel is halved until its pieces are short enough. After each piece, the lane checks
-    whether remote attention waits for its GPU. A lane whose order has no `op_s` never checks; remote attention then
-    waits for the whole step. The step has `m` tokens and samples `out` tokens. `gemm` and `attention` are its seconds
-    of matrix products and attention.
+    whether remote attention waits for the lane's GPU. A lane whose order has no `op_s` never checks; remote attention
+    then waits for the whole step. The step has `m` tokens and samples `out` tokens. `gemm` and `attention` are its
+    seconds of matrix products and attention.
     """
     n = lane_at(S, lane)
     grid, kernels = grid_at(S), kernels_at(S)[c]

@@ -30,8 +30,7 @@ def give_back(S: int, i: int, others: bool) -> None:
 def room(S: int, i: int, n: int, grow_: int) -> bool:
     """Tell whether n more blocks fit in an account, after cutting decode spans short if necessary.
 
-    A span that is cut short frees the KV blocks of its steps that have not begun. `grow_` has the values that `fits`
-    explains.
+    A span that is cut short frees the KV blocks of its steps that have not begun. `fits` explains `grow_`.
     """
     if fits(S, i, n, grow_):
         return True
@@ -126,7 +125,7 @@ def next_end(S: int, p: int) -> None:
 
 @jit
 def step_of(S: int, lane: int) -> int:
-    """Return which step of its span a busy lane is running, counted from 1."""
+    """Return the number of the step that a busy lane is running; the first step of the lane's span has number 1."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.steps == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
@@ -206,7 +205,7 @@ def pool_of(S: int, lane: int) -> int:
 
 @jit
 def segment(S: int, lane: int, upto: float) -> None:
-    """Log the decode steps of a lane that end within its first `upto` seconds without competition.
+    """Log those steps of a lane's decode span that end within the span's first `upto` seconds without competition.
 
     Steps that were logged before are left out. Token times, and the waits between tokens, are computed from this log.
     """
@@ -261,7 +260,7 @@ def unbound(S: int, b: int) -> None:
 
 @jit
 def occupy(S: int, g: int) -> None:
-    """Increase the number of lanes that have a demand on a GPU by one."""
+    """Count one more lane that has a demand on a GPU."""
     G = gpu_at(S, g)
     if G.active == 0:
         G.busy_since = world(S).now

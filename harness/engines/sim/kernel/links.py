@@ -1,4 +1,4 @@
-"""Links: each moves its parts of transfers in pieces, the most urgent part first."""
+"""Links, each of which moves its parts of transfers piece by piece, the most urgent part first."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def rank_links(S: int) -> None:
 def set_end(S: int, x: int) -> None:
     """Schedule the end of a transfer whose parts have all been moved.
 
-    The transfer ends after its tail time, counted from now.
+    The transfer ends `tail_s` seconds from now.
     """
     W = world(S)
     X = xfer_at(S, x)

@@ -20,7 +20,7 @@ from harness.engines.sim.state import *
 def next_arrival(S: int) -> int:
     """Return the request that arrives next, or -1 if none is known yet.
 
-    Its arrival time is given by the workload, or follows from an earlier request of a closed-loop client.
+    The workload gives the request's arrival time, or a closed-loop client sends the request after its previous one.
     """
     W = world(S)
     r, x = -1, W.sent_head

@@ -16,7 +16,7 @@ from harness.engines.sim.state import *
 
 @jit
 def quit_batch(S: int, r: int) -> None:
-    """Subtract a request from its instance's count of members.
+    """Decrease the member count of a request's instance by one.
 
     If no member is left and the instance is draining, remove the instance's weights.
     """

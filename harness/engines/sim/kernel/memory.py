@@ -14,8 +14,7 @@ from harness.engines.sim.state import *
 def kv_bytes(S: int, i: int, blocks: int) -> int:
     """Return the bytes per GPU that an account takes for `blocks` blocks.
 
-    They are those of the granules (blocks or pages) that the blocks need, or those of all pages in use if these are
-    more.
+    The account takes the granules (blocks or pages) that the blocks need, or all its pages in use if these are more.
     """
     I = inst_at(S, i)
     return I.granule * max(I.pages, packed(S, i, blocks))
@@ -107,7 +106,7 @@ def promised(S: int, g: int) -> int:
 def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
     """Return the bytes per GPU that an account would take beyond its reserve with n more blocks.
 
-    `grow_` has the values that `fits` explains.
+    `fits` explains `grow_`.
     """
     I = inst_at(S, i)
     if grow_ == 2:
@@ -117,7 +116,7 @@ def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
 
 @jit
 def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks would exceed an account's KV limit; `grow_` has the values that `fits` explains."""
+    """Tell whether n more blocks would exceed an account's KV limit; `fits` explains `grow_`."""
     I = inst_at(S, i)
     return I.limit >= 0 and grown_bytes(S, i, n, grow_) > I.limit
 
@@ -126,9 +125,9 @@ def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Tell whether n more KV blocks fit in an account now; contiguous KV needs room for them as one chunk.
 
-    `grow_` is 0 for a new prompt and 1 for growth. A new prompt cannot use memory for which a load or KV move waits,
-    but growth can. With 2, the check is for growth after all KV that is being swapped out has left. That KV is assumed
-    to free as many granules as its blocks fill.
+    `grow_` is 0 for a new prompt, 1 for growth, and 2 for growth after all KV that is being swapped out has left. A new
+    prompt cannot use memory for which a load or KV move waits, but growth can. With 2, the KV that leaves is assumed to
+    free as many granules as its blocks fill.
     """
     W = world(S)
     if W.unlimited:
@@ -146,7 +145,7 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def needs(S: int, f: int, d0: int, k: int) -> int:
-    """Return the blocks in account f that a batch's decode steps take at ticks d0 to d0 + k - 1.
+    """Return the number of blocks in account f that a batch's decode steps take at ticks d0 to d0 + k - 1.
 
     A tick is one decode step of the batch. `f` is the batch's entry for the account.
     """

@@ -67,8 +67,8 @@ def act(S: int, r: int, what: int, arg: int) -> None:
 def on_request(S: int, r: int, what: int, arg: int) -> None:
     """Apply an action to a request now or, if the request is in a step or a KV move, after its end.
 
-    One admission and one other action can be pending. A drop replaces another pending action; any other later action
-    fails.
+    A later admission replaces a pending one. One other action can be pending as well: a drop replaces it, and any other
+    later action fails.
     """
     q = req_at(S, r)
     if q.state != MOVE and not in_step(S, r):
@@ -105,7 +105,7 @@ def next_seq(S: int) -> int:
 
 @jit
 def admit_now(S: int, r: int, b: int, seq: int) -> None:
-    """Admit a request to a batch, and remove it from its previous batch.
+    """Admit a request to a batch, and remove it from its previous batch if it has one.
 
     The request's KV stays where it is, but the KV of an unfinished prefill on other GPUs is dropped.
     """

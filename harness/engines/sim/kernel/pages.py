@@ -59,7 +59,7 @@ def new_page(S: int, i: int) -> None:
 
 @jit
 def fill(S: int, i: int, n: int, extents: int) -> int:
-    """Assign n blocks that an account has taken for one request to pages; return the request's new last extent.
+    """Assign pages to n blocks that an account has taken for one request; return the request's new last extent.
 
     An extent is a group of a request's blocks in one page. `extents` is the request's last extent so far (-1: none).
     """
@@ -178,9 +178,9 @@ def strike(S: int, b: int, r: int) -> None:
 
 @jit
 def fill_steps(S: int, b: int, until: int) -> None:
-    """Assign the blocks of a batch's decode steps before tick `until` to pages.
+    """Assign pages to the blocks of a batch's decode steps before tick `until`.
 
-    The accounts' counts of blocks include these blocks already.
+    A tick is one decode step of the batch. The accounts' counts of blocks include these blocks already.
     """
     W, B = world(S), batch_at(S, b)
     if not W.paged:
@@ -202,7 +202,7 @@ def fill_steps(S: int, b: int, until: int) -> None:
 
 @jit
 def fill_begun(S: int, i: int) -> None:
-    """Assign all blocks of account i that were taken by steps that have begun to pages."""
+    """Assign pages to all blocks of account i that were taken by steps that have begun."""
     if not world(S).paged or inst_at(S, i).is_host:
         return
     for lane in lanes_in(S, gpu_at(S, inst_at(S, i).gpus[0]).pool):
@@ -214,9 +214,9 @@ def fill_begun(S: int, i: int) -> None:
 
 @jit
 def fill_step(S: int, b: int) -> None:
-    """Assign the blocks of a batch's next step to pages.
+    """Assign pages to the blocks of a batch's next step.
 
-    The blocks of other batches' steps that began earlier are assigned first.
+    The blocks of other batches' steps that began earlier get their pages first.
     """
     if not world(S).paged:
         return

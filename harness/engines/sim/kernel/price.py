@@ -10,7 +10,7 @@ from harness.engines.sim.state import *
 
 @jit
 def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
-    """Set the demand of a lane's step on each GPU of its instance, and its seconds without competition (`solo`).
+    """Set a lane's demand on each GPU of its instance, and its step's seconds without competition (`solo`).
 
     `compute` and `hbm` are the shares of a GPU's compute and memory bandwidth that the step uses.
     """

@@ -6,9 +6,9 @@ sliced step can be hit from its end. A request frees its blocks from the last to
 request uses, those that were freed first are evicted first.
 
 Memory in use is the memory of blocks that requests use; a block that several requests use counts once. Other cached
-blocks are in free memory: no request waits for them, and they are evicted before any request is preempted. `shed`
-evicts the cached blocks that no longer fit. It is called before hits are looked up and before memory in use shrinks.
-Between two calls, free memory can only shrink.
+blocks are in free memory: no request waits because of them, and they are evicted before any request is preempted.
+`shed` evicts the cached blocks that no longer fit. It is called before hits are looked up and before memory in use
+shrinks. Between two calls, free memory can only shrink.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def entry_of(S: int, i: int, r: int, k: int) -> int:
 
 @jit
 def entries_of(S: int, r: int) -> int:
-    """Count the prefix-cache entries that a request uses; it may use only the leading blocks of the last entry."""
+    """Count the prefix-cache entries that a request uses, including a last entry of which it uses only some leading blocks."""
     per = world(S).id_blocks
     return int((req_at(S, r).shared + per - 1) // per)
 
@@ -78,7 +78,7 @@ def full_bytes(S: int, i: int) -> int:
 
 @jit
 def over_limit(S: int, i: int) -> bool:
-    """Tell whether an account has cached blocks and, if they are counted, exceeds its KV limit."""
+    """Tell whether an account has cached blocks and exceeds its KV limit when they are counted."""
     I = inst_at(S, i)
     return I.cached > 0 and I.limit >= 0 and full_bytes(S, i) > I.limit
 
@@ -102,7 +102,7 @@ def note_unbegun(S: int, g: int) -> None:
 def shed_gpu(S: int, g: int) -> None:
     """Evict cached KV from a GPU until the rest fits and each account is within its limit.
 
-    The entry that was released first is evicted first, from its last block on.
+    The entry that was released first is evicted first; within an entry, the last block is evicted first.
     """
     W = world(S)
     note_unbegun(S, g)
@@ -134,7 +134,7 @@ def shed_gpu(S: int, g: int) -> None:
 
 @jit
 def shed(S: int, i: int) -> None:
-    """Evict cached KV from an instance's GPUs as far as the KV of requests leaves no room for it."""
+    """Evict cached KV from an instance's GPUs until the KV of requests leaves room for the rest."""
     W = world(S)
     if inst_at(S, i).entries >= 0 and not W.unlimited:
         for j in range(inst_at(S, i).gpu_count):

@@ -98,7 +98,7 @@ def deserted(S: int, lane: int) -> bool:
 
 @jit
 def busy(S: int, i: int) -> bool:
-    """Tell whether a GPU of an instance runs a step, or does the remote attention of another GPU's step."""
+    """Tell whether a GPU of an instance runs a step, or attends to KV for a step on other GPUs."""
     for j in range(inst_at(S, i).gpu_count):
         if gpu_at(S, inst_at(S, i).gpus[j]).active > 0:
             return True

@@ -43,8 +43,8 @@ def set_weights(S: int, i: int, state: int) -> None:
 def count_on_gpus(S: int, i: int, n: int) -> None:
     """Add n (1, 0 or -1) to the count of instances on each GPU of an instance.
 
-    The count includes instances whose weights are on their way. Also add the time until now to the GPUs' seconds with
-    instances.
+    The count includes instances whose weights are on their way. Before the change, bring the seconds for which each GPU
+    had instances (`held_s`) up to the present.
     """
     I, now = inst_at(S, i), world(S).now
     for j in range(I.gpu_count if n else 0):
