@@ -213,7 +213,7 @@ class Orders:
         return self.actions[a]
 
     def limit(self, action: Limit) -> Refusal | None:
-        """Set the limit of a model's KV on a GPU, in bytes."""
+        """Set the limit, in bytes, of a model's KV on a GPU."""
         names, model, gpu = self._names, action.model, action.gpu
         if model not in names.model or not 0 <= gpu < self._config.gpus:
             return "never", f"no {model} on GPU {gpu}"

@@ -29,7 +29,7 @@ def entry_of(S: int, i: int, r: int, k: int) -> int:
 
 @jit
 def entries_of(S: int, r: int) -> int:
-    """Count the prefix-cache entries that a request uses, including a last entry of which it uses only some leading blocks."""
+    """Count the prefix-cache entries of which a request uses all blocks or, in the last entry, some leading blocks."""
     per = world(S).id_blocks
     return int((req_at(S, r).shared + per - 1) // per)
 
