@@ -14,12 +14,12 @@ Short names mean the same in every function. In a pair, the capital letter is th
 
     S         the world's address, from which `state.gpu_at(S, g)` and similar functions find rows
     W         the world: the record of the run's scalars and of all arrays' addresses
-    G g, P p  a GPU; a pool of GPUs (in loops over an instance's GPUs, g is the GPU's record)
+    G g, P p  a GPU; a pool of GPUs whose lanes may compete (in loops over an instance's GPUs, g is the GPU's record)
     K k       a link
-    I i, J j  instances
+    I i, J j  instances: each is a model at a place, and the KV account of that model there
     M         a model
     B b       a batch; lst one of its four lists
-    n lane    a lane, n its record
+    n lane    a lane, in which a batch's steps run one after another; n is its record
     q r       a request, q its record
     X x, Q p  a transfer; a transfer's part on one link
     E x       an entry of the prefix cache, or an extent of a request's blocks
@@ -27,7 +27,7 @@ Short names mean the same in every function. In a pair, the capital letter is th
     P p       a page of an account's KV (in functions without pools and parts)
     N x       a node of the tree of an account's contiguous memory
     A a       an action
-    k c       cost coefficients of a model, c their row
+    k c       cost coefficients of a model; c is their row
     nxt prev  the rows after and before a row in a list
     t         a time
 

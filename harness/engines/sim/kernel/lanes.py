@@ -1,6 +1,6 @@
 """Lanes over time: ends of steps and spans, KV blocks taken for later steps, and retries after memory was freed.
 
-A span is a sequence of decode steps that the simulator computes at once.
+A batch's steps run one after another in a lane. A span is a sequence of decode steps that is computed at once.
 """
 
 from __future__ import annotations
