@@ -1,7 +1,7 @@
 """The simulator: a discrete-event model of LLM engines that share GPUs, calibrated on public measurements.
 
-`engine` has the engine, which `replay` drives. `kernel` holds the compiled functions, `state` lays out the records that
-they work on, and `jit` compiles them. Importing this package compiles nothing.
+`engine` contains the engine that `replay` drives. `kernel` contains the compiled functions, and `jit` compiles them.
+`state` stores the records on which these functions work. Importing this package compiles nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Sim:
-    """Configure the simulator; see harness/loop/engine.py."""
+    """Return a simulator with this configuration, these engine options and this machine; see harness/loop/engine.py."""
     from harness.engines.sim.engine import Sim
 
     return Sim(config, options, machine)

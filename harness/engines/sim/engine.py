@@ -82,9 +82,9 @@ class Sim:
 
     @cached_property
     def names(self) -> Names:
-        """The maps between the instances and batches that a policy names and their rows in the kernel's records.
+        """The maps from a policy's instances and batches to their rows in the kernel's records, and back.
 
-        They are built on first use. An engine that is only asked what it can do never needs them.
+        They are built on first use. An engine that is only asked for its abilities never needs them.
         """
         return Names(self.config, self.cluster, self._machine, self._mode)
 
@@ -101,13 +101,20 @@ class Sim:
     # ------------------------------------------------------------ the protocol
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload for the run. Raises ValueError if its models are not the engine's, in the same order."""
+        """Store the workload for the run.
+
+        Raises ValueError unless the workload lists the engine's models in the engine's order.
+        """
         if jobs.models != tuple(self.names.model):
             raise ValueError("the workload's models are not the engine's")
         self._jobs = jobs
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Start the clock: from now on requests arrive, and actions take time."""
+        """Start the clock: from now on, requests arrive and actions take time.
+
+        `hears` contains the types of events that the policy receives. `oracle` allows the policy to ask for the number
+        of output tokens of a request. The run ends at `end_s`.
+        """
         assert self._jobs is not None
         host = self._host
         self.oracle = oracle
@@ -120,13 +127,13 @@ class Sim:
         self.orders.begin(self.requests, hears)
 
     def ready(self) -> None:
-        """Do nothing: there is nothing to start."""
+        """Do nothing: a simulator has no processes to start."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: a simulator has no resources to release."""
 
     def view(self) -> View:
-        """Return the queries that a policy may ask."""
+        """Return the object through which a policy queries the simulator."""
         return self._view
 
     def came(self, rid: int) -> bool:
@@ -134,17 +141,21 @@ class Sim:
         return self.requests is not None and self.requests.came(rid)
 
     def idle(self) -> bool:
-        """Tell whether every request has ended, and no event of `orders` is left to read."""
+        """Tell whether every request has ended and the queue `orders.events` is empty."""
         return not (self.S.left[0] or self.orders.events)
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; return a "not now" `Done` if it cannot start now but may later, else None."""
+        """Start an action.
+
+        Return a `Done` marked "not now" if the action cannot start yet but may start later, else None. `poll` reports
+        every other refusal as an event.
+        """
         return self.orders.do(action)
 
     def poll(self, until_s: float) -> Event | None:
         """Return the next event due by `until_s`, or None if no event is due by then.
 
-        On None the clock stands at `until_s`, or at the end of the run if that is earlier.
+        Before returning None, advance the clock to `until_s`, or to the end of the run if that is earlier.
         """
         S = self.S
         if until_s < S.quiet_s[0] and until_s < self._span.next_s:  # no call into the kernel
@@ -174,7 +185,10 @@ class Sim:
                 return None
 
     def _grow(self) -> None:
-        """Enlarge the logs that are almost full; create a long workload's next records if all present ones are used."""
+        """Enlarge the logs that are almost full.
+
+        If all requests that have records have arrived, also create the next records of a long workload.
+        """
         S, cap = self.S, self.config.batch_cap
         w = S.s
         if w["to_come"] and w["arrived"] == w["opened"]:
@@ -191,7 +205,10 @@ class Sim:
             S.put(log=np.zeros(max(len(S.log), 4 * (most + len(S.lanes))), records.LOG))
 
     def _event(self, ran_s: float, kind: int, a: int, b: int, c: int) -> Event:
-        """Return the event of a `kind`; `a` is its subject, `b` its batch and `c` its detail, as in a row of EVENT."""
+        """Return a kernel event as a Python object.
+
+        `kind`, `ran_s`, `a` (subject), `b` (batch) and `c` (detail) are the fields of the record EVENT.
+        """
         if kind == state.E_ARRIVED:
             assert self.requests is not None
             return Arrived(self.requests.request(a))
@@ -214,7 +231,7 @@ class Sim:
     # ------------------------------------------------------------ results
 
     def stats(self) -> dict[str, float]:
-        """Return counters of the whole run, and sums over its window, for a run's metadata."""
+        """Return counters of the whole run, and sums over its measurement window, for the run's metadata."""
         S, n = self.S, self.config.gpus
         w = S.s
         steps = max(1.0, float(S.batches["steps"].sum()))  # each step of a span counts
@@ -235,7 +252,10 @@ class Sim:
         }
 
     def _hit_share(self) -> dict[str, float]:
-        """Return the share of prompt tokens found in the prefix cache at first admission; empty without a cache."""
+        """Return the share of prompt tokens found in the prefix cache when the prompt first got KV blocks.
+
+        The result is empty if there is no prefix cache.
+        """
         if not self.names.prompt_ids:
             return {}
         R = self.S.requests
@@ -244,7 +264,7 @@ class Sim:
         return {"hit_share": int(R["found"][came].sum()) / asked if asked else 0.0}
 
     def finish(self) -> None:
-        """Book the waits of unfinished requests up to the clock's time; a second call does nothing."""
+        """Charge unfinished requests for their waits until the present simulated time. A second call does nothing."""
         if self._settled:
             return
         self._settled = True
@@ -259,7 +279,7 @@ class Sim:
             kernel.settle_requests(self.S.at, end_s, piece.start, piece.stop)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of requests.parquet, in order of id."""
+        """Yield the rows of requests.parquet in order of request id."""
         from harness.engines import rows, stamps
 
         self.finish()
@@ -285,9 +305,10 @@ class Sim:
         )
 
     def _alone_s(self, piece: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return each request's prefill and decode seconds when it runs alone, at its model's configured degree.
+        """Return the prefill seconds and the decode seconds of each request in `piece` on GPUs without other work.
 
-        A request is priced on the kind of GPU where its first prefill ended, or on the first kind if it had no prefill.
+        The model has its configured tensor-parallel degree. The GPUs are of the kind where the request's first prefill
+        ended. A request without a prefill uses the first kind.
         """
         from harness.engines.costs.alone import alone_s
 

@@ -37,16 +37,16 @@ FORMER = f"kernel-{'[0-9a-f]' * 12}"  # the folder's name in releases that knew 
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the sources of compiled code.
+    """Return a hash of the source files of the compiled code.
 
-    numba's cache notices edits of the compiled file itself, but no edits of the record layouts that this file imports.
+    numba's cache detects changes of the compiled file itself, but not of the record layouts which that file imports.
     """
     files = [file for name in SOURCES for file in sorted(folder.glob(name))]
     return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def cache_dir(folder: Path) -> Path:
-    """Return the folder of the code compiled from these sources for this target.
+    """Return the cache folder for machine code that is compiled from these sources for this target processor.
 
     If that folder does not exist yet, delete the folders of code compiled from earlier sources.
     """
@@ -62,11 +62,11 @@ def cache_dir(folder: Path) -> Path:
 
 
 def home(folder: Path, mounts: str = "/proc/self/mountinfo") -> Path:
-    """Return the default folder of compiled code: beside the sources, if they lie on a writable disk of this node.
+    """Return the default folder for compiled code: `__pycache__` in the sources' folder, or a folder of this user.
 
-    If the sources lie on a file system that nodes share, or in a folder that cannot be written, return a folder of this
-    user in the node's temporary folder. numba's files are valid on one node only, and nodes that share them would
-    overwrite each other's. Raises UserError if the user's folder belongs to another user, or is open to others.
+    The user's folder is in the node's temporary folder. It is used if the sources' folder is read-only or on a file
+    system that nodes share. The files that numba writes are valid on one node only; nodes that share them would
+    overwrite each other's files. Raises UserError if the user's folder belongs to another user or is open to others.
     """
     beside = folder / "__pycache__"
     there = beside if beside.exists() else folder
@@ -81,7 +81,10 @@ def home(folder: Path, mounts: str = "/proc/self/mountinfo") -> Path:
 
 
 def kind_of(path: Path, mounts: str) -> str:
-    """Return the type of the file system that holds a path, from Linux's list `mounts`; "" if it is not listed."""
+    """Return the type of the file system that contains a path, or "" if the file system is not listed.
+
+    `mounts` is the path of Linux's list of mounted file systems.
+    """
     kinds: dict[Path, str] = {}
     with contextlib.suppress(OSError):
         for line in Path(mounts).read_text("utf-8", "replace").splitlines():
@@ -112,11 +115,12 @@ ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of 
 def jit(f: F) -> F:
     """Compile a function on its first call and cache the machine code on disk.
 
-    fastmath is off, so that plain Python gives the same bits. A literal argument is treated as any value of its type,
-    so that one compilation serves all values. numba by itself would compile the function once for each value.
+    fastmath is off, so that compiled code and plain Python give bit-identical results. A literal argument is treated as
+    a variable, so that one compilation serves all its values. numba by itself would compile the function once for each
+    value.
 
-    Generators have no cache entry of their own; they are cached as part of their callers. numba raises KeyError when it
-    compiles a caller of a generator that was read from the cache.
+    Generators have no cache entry of their own: each caller's entry includes them. With their own entries, numba would
+    raise KeyError when it compiles a caller of a cached generator.
     """
     compiled: Any = numba.njit(cache=not isgeneratorfunction(f), error_model="numpy")(f)
     if not DISABLED:
@@ -127,10 +131,10 @@ def jit(f: F) -> F:
 
 
 def number_at(builder: Any, world: Any, offset: int) -> Any:
-    """Return the code that reads the integer at byte `offset` of the world record: an array's address or length.
+    """Emit code that reads the integer at byte `offset` of the world record, and return the code's value.
 
-    Python changes these integers only between calls of compiled code, when it enlarges an array. The read is marked as
-    invariant, so that the compiler may load each integer once a call.
+    The integer is an array's address or length. Python changes it only between calls of compiled code, when it enlarges
+    the array. The read is marked as invariant, so that the compiler may read each integer once per call.
     """
     load = builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
     load.set_metadata("invariant.load", builder.module.add_metadata([]))
@@ -138,12 +142,12 @@ def number_at(builder: Any, world: Any, offset: int) -> Any:
 
 
 def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any]:
-    """Return a function (world, i) -> row i of an array, whose address the world record holds at byte `field`.
+    """Return a function (world, i) that gives row i of the array whose address is at byte `field` of the world record.
 
-    Without `field` the function is (world) -> the world record.
+    If `field` is None, return a function (world) that gives the world record itself.
 
-    `world` is the record's address, so that functions of the kernel take only numbers as arguments. Array arguments,
-    alone or in a tuple, would cost 4 us a call and most of the time to compile.
+    `world` is the record's address, so that functions of the kernel take only numbers as arguments. An array argument,
+    alone or in a tuple, would cost 4 us per call and most of the compile time.
     """
     if DISABLED:
         if field is None:
@@ -173,9 +177,9 @@ def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any
 
 
 def array_at(dtype: np.dtype[Any], field: int, lengths: Sequence[int]) -> Callable[..., Any]:
-    """Return a function (world) -> an array.
+    """Return a function (world) that gives an array.
 
-    The world record holds the array's address at byte `field`, and its lengths at the bytes `lengths`.
+    The world record stores the array's address at byte `field`, and the array's dimensions at the bytes `lengths`.
     """
     if DISABLED:
         return lambda world: ROWS[int(ROWS[int(world)].view(np.int64)[field // 8])]

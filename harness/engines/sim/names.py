@@ -1,4 +1,4 @@
-"""Rows of the instances and batches that policies name; a record is created when its name is first used."""
+"""The kernel's rows for a policy's instances and batches; a record is created when it is first needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.policy.types import Batch, Cluster, Gpus, Host, Inst
 
 
 class Names:
-    """The maps between a policy's names and rows in the kernel, for instances, accounts and batches."""
+    """The maps from a policy's instances, KV accounts and batches to their rows in the kernel's records, and back."""
 
     def __init__(self, config: Config, cluster: Cluster, machine: Machine, mode: Mode) -> None:
         self._config, self._cluster, self._mode = config, cluster, mode
@@ -54,9 +54,9 @@ class Names:
     # ------------------------------------------------------------ instances
 
     def inst_row(self, inst: Inst) -> int:
-        """Return the row of an instance, and create its record if it has none.
+        """Return the row of an instance; create its record if it has none.
 
-        Raises KeyError for an unknown model, and ValueError for a place or a degree that is not possible.
+        Raises KeyError for an unknown model, and ValueError for an impossible place or tensor-parallel degree.
         """
         row = self.inst.get(inst)
         return self._new_inst(inst) if row is None else row
@@ -126,9 +126,9 @@ class Names:
         return row
 
     def _plant(self, row: int) -> None:
-        """Create the buddy allocator's tree of an account whose KV is contiguous.
+        """Create the buddy allocator's tree for an account whose KV is contiguous.
 
-        Do nothing for paged KV, for a host's account, or if memory never runs short.
+        Do nothing for paged KV, for an account on a host, or if memory is unlimited.
         """
         S = self.S
         i = S.insts[row]
@@ -152,18 +152,21 @@ class Names:
             S.grow("entries", self.prompt_ids[S.insts[row]["model"]])
 
     def node(self, i: int) -> int:
-        """Return the node of an instance on GPUs."""
+        """Return the node of the instance in row `i`, which must be on GPUs."""
         return self._nodes[self.places[i][0]]
 
     def _footprint(self, model: Served) -> int:
-        """Return the result of `footprint_bytes`, cached by model and degree, as the function looks at all models."""
+        """Return the result of `footprint_bytes` for a model at its degree.
+
+        Results are cached, because that function examines all models.
+        """
         key = model.name, model.tp
         if key not in self._footprints:
             self._footprints[key] = footprint_bytes(self._config, model, self._mode.layout)
         return self._footprints[key]
 
     def cap(self, model: str, gpus: Gpus) -> int:
-        """Return the lowest KV limit in bytes that a model has on any of these GPUs; -1 without a limit."""
+        """Return the lowest KV limit in bytes that a model has on any of these GPUs, or -1 if there is no limit."""
         limits = (self.limits.get((model, g)) for g in gpus)
         return min((x for x in limits if x is not None), default=-1)
 
@@ -174,7 +177,7 @@ class Names:
     def account(self, model: str, place: Gpus | Host, attend: bool) -> int:
         """Return the row of a model's KV account at a place.
 
-        With `attend`, the model's batches can attend to KV in that account from now on.
+        With `attend`, the model's batches on other GPUs can attend to KV in that account from now on.
         """
         if not isinstance(place, Host):
             i = self.inst_row(Inst(model, place))
@@ -191,7 +194,10 @@ class Names:
     # ------------------------------------------------------------ batches
 
     def batch_row(self, batch: Batch) -> int:
-        """Return the row of a batch, and create its record if it has none. Raises the errors of `inst_row`."""
+        """Return the row of a batch; create its record if it has none.
+
+        Raises the same errors as `inst_row`.
+        """
         row = self.batch.get(batch)
         return self._new_batch(batch) if row is None else row
 
@@ -219,7 +225,8 @@ class Names:
     def _reach(self, b: int, i: int) -> None:
         """Let a batch attend to KV in account `i` from now on.
 
-        Do nothing if the account is of another model, or not `attendable` from the batch's GPUs.
+        Do nothing if the account belongs to another model, or if `attendable` is false for the GPUs of batch and
+        account.
         """
         S, here, there = self.S, self.batches[b].inst, self.insts[i]
         mine, gpus = self.places[S.batches["inst"].item(b)], self.places[i]
@@ -239,7 +246,7 @@ class Names:
         kernel.tie(S.at, mine[0], gpus[0])
 
     def _link_s(self, g: int, h: int) -> float:
-        """Return the seconds a byte takes between two GPUs: over their own link, or else through the host."""
+        """Return the seconds per byte from GPU `g` to GPU `h`, over their direct link or else through the host."""
         K, node = self.S.links["bytes_per_s"], self.S.gpus["node"]
         peers = float(K[4 * g + (2 if node[g] == node[h] else 3)])
         return 1 / peers if peers > 0 else 1 / float(K[4 * g + 1]) + 1 / float(K[4 * h])
@@ -248,6 +255,6 @@ class Names:
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
     """Tell whether a step on GPUs `mine` can attend to KV at the place `to`.
 
-    Attention goes rank by rank, so `to` must have as many GPUs as `mine` and share no GPU with it.
+    Each rank attends to the KV of its counterpart, so `to` must have as many GPUs as `mine` and share no GPU with it.
     """
     return isinstance(to, tuple) and len(to) == len(mine) and not set(to) & set(mine)

@@ -1,4 +1,4 @@
-"""Calls into the kernel for a policy's actions, and refusals of actions that cannot be carried out."""
+"""Translation of a policy's actions into kernel calls, and refusals of actions that cannot be carried out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_THERE = "KV is attended on as many other GPUs as its batch has, and not on i
 class Orders:
     """A translator of a policy's actions into kernel calls.
 
-    It also queues the events that the kernel does not report itself.
+    It also queues those events that the kernel itself does not report.
     """
 
     def __init__(self, names: Names, config: Config, machine: Machine) -> None:
@@ -45,7 +45,7 @@ class Orders:
     def _host_memories(self) -> list[HostMemory]:
         """Return each node's host memory, filled with the models of the highest planned rates.
 
-        The list is empty if the hosts hold the weights of all models.
+        The list is empty if the spec sets no `host_bytes`: every host then stores the weights of all models.
         """
         c = self._config
         if c.host_bytes is None:
@@ -58,13 +58,17 @@ class Orders:
         return self._names.weights.item(i) in (state.QUEUED, state.LOADING)
 
     def begin(self, requests: Requests, hears: frozenset[type]) -> None:
-        """Accept actions for a run of these requests; `hears` has the kinds of events that the policy hears."""
+        """Start to accept actions on these requests; `hears` contains the types of events that the policy receives."""
         self.requests, self.hears = requests, hears
         if self._short:
             self.events.append(Freed())  # from now on a load may wait for memory
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; return a "not now" `Done` if it cannot start now but may later, else None."""
+        """Start an action.
+
+        Return a `Done` marked "not now" if the action cannot start yet but may start later, else None. Any other
+        refusal is queued as an event.
+        """
         S, (events, transfers) = self.S, self.spare
         if len(S.events) - S.events_told[0] < events or S.transfer_spare[0] < transfers:
             self._make_room(events, transfers)
@@ -82,9 +86,9 @@ class Orders:
         return None
 
     def _make_room(self, events: int, transfers: int) -> None:
-        """Enlarge the kernel's logs so that they have room for the events and transfers of one action.
+        """Enlarge the kernel's logs until they have room for the events and transfers of one action.
 
-        The kernel's `advance` checks this room in all other cases.
+        In all other cases, the kernel's `advance` checks for this room.
         """
         S = self.S
         if len(S.events) - S.events_told[0] < events:
@@ -95,7 +99,7 @@ class Orders:
     def _note(self, action: Action, parts: int = 1) -> int:
         """Register an action of `parts` parts with the kernel, and return its number.
 
-        The kernel reports the end of the action if the policy hears it, or if a part failed.
+        The kernel reports the action's end if the policy receives such ends, or if a part failed.
         """
         S = self.S
         if S.action_spare[0] == 0:
@@ -105,17 +109,17 @@ class Orders:
         return a
 
     def _end(self, action: Action) -> None:
-        """Report the end of an action that needed no call of the kernel, if the policy hears the ends of its kind."""
+        """Report the end of an action that needed no kernel call, if the policy receives the ends of such actions."""
         if type(action) in self.hears:
             self.events.append(Done(action))
 
     # ------------------------------------------------------------ weights
 
     def load(self, action: Load) -> Refusal | None:
-        """Queue a load, which waits for memory.
+        """Queue a load, which then waits for memory.
 
-        If the weights are about to leave, cancel their eviction instead. Before the start of the run, place the weights
-        at no cost instead, or refuse the action for now if they do not fit.
+        If the weights are about to leave, cancel their eviction instead. Before the run starts, place the weights at no
+        cost instead, or refuse the action with "not now" if they do not fit.
         """
         names, S, way = self._names, self.S, action.way
         i = names.inst_row(action.inst)
@@ -149,7 +153,10 @@ class Orders:
         return None
 
     def _queue_load(self, action: Load, i: int, memory: HostMemory | None) -> None:
-        """Queue the load of instance `i`; it reads from disk if the host memory of its node lacks the weights."""
+        """Queue the load of instance `i`.
+
+        If its node's host memory is limited and lacks the weights, the load reads them from disk.
+        """
         S, gpus, rung = self.S, self._names.places[i], self._ways[action.way]
         source, bytes_s = rung.source, self._specs[gpus[0]].h2d
         if memory and not memory.read(action.inst.model, i) and source != "disk":
@@ -159,9 +166,10 @@ class Orders:
         kernel.load(S.at, i, self._note(action), SOURCES[source], tail_s)
 
     def evict(self, action: Evict) -> Refusal | None:
-        """Evict weights at the next step boundary or, with `drain`, once no member is left.
+        """Evict weights at the next step boundary or, with `drain`, once the instance has no member left.
 
-        A load that still waits for memory is withdrawn.
+        A load that still waits for memory is cancelled. During a load that has its memory, the eviction is refused with
+        "not now".
         """
         i, drain = self._names.inst_row(action.inst), action.drain
         now = self._names.weights.item(i)
@@ -184,9 +192,9 @@ class Orders:
         return None
 
     def landed(self, event: Event) -> Event:
-        """Return `Freed` in place of the end of a load during which an eviction was refused, else the event itself.
+        """Return `Freed` if the event ends a load during which an eviction was refused, else the event itself.
 
-        After `Freed`, the end of the load is the next event if the policy hears the ends of loads.
+        After `Freed`, the end of the load is the next event if the policy receives the ends of loads.
         """
         if not (isinstance(event, Done) and isinstance(event.action, Load) and event.action.inst in self.landing):
             return event
@@ -196,13 +204,16 @@ class Orders:
         return Freed()
 
     def _pop_evict(self, i: int) -> Action:
-        """Forget and return the Evict action that made an instance leave; the caller reports the action's end."""
+        """Return the Evict action that an instance is executing, and free its number in the kernel.
+
+        The caller reports the action's end.
+        """
         a = self.S.insts["evict"].item(i)
         kernel.forget(self.S.at, a)
         return self.actions[a]
 
     def limit(self, action: Limit) -> Refusal | None:
-        """Cap the growth of a model's KV on a GPU."""
+        """Set the limit, in bytes, of a model's KV on a GPU."""
         names, model, gpu = self._names, action.model, action.gpu
         if model not in names.model or not 0 <= gpu < self._config.gpus:
             return "never", f"no {model} on GPU {gpu}"
@@ -214,9 +225,9 @@ class Orders:
     # ------------------------------------------------------------ transfers that wait for memory
 
     def give_up(self) -> bool:
-        """Fail the first transfer that waits for memory, since nothing is left that could free any.
+        """Fail the first transfer that waits for memory, because nothing can free memory any more.
 
-        Return False if no transfer waits.
+        Return False if no transfer waits for memory.
         """
         X, x = self.S.transfers, int(self.S.s["transfer_head"])
         while x >= 0 and X[x]["stage"] != state.GRANT:
@@ -226,7 +237,7 @@ class Orders:
         return x >= 0
 
     def _load_of(self, inst: int) -> int:
-        """Return the transfer that loads an instance."""
+        """Return the row of the transfer that loads an instance."""
         X, x = self.S.transfers, int(self.S.s["transfer_head"])
         while X[x]["inst"] != inst or X[x]["kind"] != state.LOAD:
             x = int(X[x]["next"])
@@ -235,7 +246,7 @@ class Orders:
     def _withdraw(self, x: int, *refusal: *Refusal) -> None:
         """Cancel a transfer that waits for memory.
 
-        If it was the last open part of its action, report the action as refused.
+        If all other parts of its action have ended, report the action as refused.
         """
         S, a = self.S, self.S.transfers["action"].item(x)
         if self.memories and S.transfers["kind"].item(x) == state.LOAD:
@@ -248,7 +259,7 @@ class Orders:
     # ------------------------------------------------------------ requests
 
     def gone(self, rid: int) -> Refusal | None:
-        """Return the refusal of an action on a request that has not arrived or has ended, else None."""
+        """Return a refusal if a request has not arrived or has already ended, else None."""
         if self.requests is None or not self.requests.came(rid):
             return "never", f"no request {rid}"
         return ("gone", "the request has ended") if self.requests.states.item(rid) >= state.DONE else None
@@ -261,7 +272,7 @@ class Orders:
         return None
 
     def admit(self, action: Admit) -> Refusal | None:
-        """Admit a request, or all future requests of a model, to a batch."""
+        """Admit one request, or all future requests of a model, to a batch."""
         names, who, batch = self._names, action.who, action.batch
         model = batch.inst.model
         if isinstance(who, str):

@@ -1,7 +1,7 @@
-"""The simulator with a recorder of what happens (`trace.py`).
+"""The simulator with a recorder of its run (`trace.py`).
 
-A recorded run makes the same rows as any other. It stops at every instant, once all steps that begin then are formed,
-and reads the kernel's records. Runs without a trace use nothing of this module.
+A recorded run produces the same rows as an unrecorded one. It stops at every instant, after the steps of that instant
+have begun, and reads the kernel's records. Runs without a trace do not use this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 
 class _Running(NamedTuple):
-    """A step in flight, with the steps and the work that its lane had done when the step began."""
+    """A step in flight, with the number of steps and the work that its lane had completed before it."""
 
     ran: int
     work: float
@@ -40,27 +40,30 @@ Progress = Callable[[int, int], None]
 
 
 def silent(_done: int, _total: int) -> None:
-    """Ignore the progress of a run."""
+    """Ignore a report of a run's progress."""
 
 
 class Traced(Sim):
-    """A simulator that records what happens in a run."""
+    """A simulator that records its run."""
 
     recorder: Recorder
 
     @classmethod
     def of(cls, sim: Sim, look_at: int = -1, progress: Progress = silent) -> Traced:
-        """Return a new engine with a recorder, and with the settings of `sim`, whose run must not have begun.
+        """Return a new recording engine with the settings of `sim`, whose run must not have begun.
 
-        If `look_at` is a request's id, the trace has only that request's stretches, and the use of links while it was
-        alive. `progress` is called with the number of requests that have ended and the number of all requests.
+        If `look_at` is a request's id, the trace contains only that request's stretches and the use of links during its
+        life. `progress` is called with two numbers: the requests that have ended, and all requests.
         """
         traced = cls(sim.config, sim._options, sim._machine)  # noqa: SLF001 - of its class
         traced.recorder = Recorder(traced, look_at, progress)
         return traced
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event due by `until_s`, else None; stop at each instant to record it. See Engine."""
+        """Return the next event due by `until_s`, or None if there is none; record each instant until then.
+
+        See Engine.
+        """
         S = self.S
         while True:
             now = S.now[0]
@@ -90,9 +93,9 @@ class Traced(Sim):
         return super().do(action)
 
     def _next_s(self) -> float:
-        """Return the time of the next arrival, or of the next end of a step or transfer, whichever comes first.
+        """Return the time of the next arrival, or the result of `next_time` if that is earlier.
 
-        Call it once the steps of this instant are formed.
+        Call it after the steps of this instant have begun.
         """
         S = self.S
         r = next_arrival(S.at)
@@ -123,7 +126,7 @@ class Recorder:
         self._memory: list[tuple[int, int]] = []  # each GPU's bytes in use, and those of KV
 
     def trace(self) -> Trace:
-        """Return the trace; call it once, when the run is over."""
+        """Return the trace. Call it once, after the run."""
         S, trace = self._sim.S, self._trace
         now = float(S.s["now"])
         self.note(now)
@@ -145,8 +148,8 @@ class Recorder:
     def asleep_until(self) -> float:
         """Return the time until which no instant has to be recorded, or -infinity if every instant has to be.
 
-        If one request is looked at, return its arrival time until it arrives, and infinity once its end has been
-        recorded.
+        When only one request is recorded, return its arrival time before it arrives, and infinity after its end has
+        been recorded.
         """
         if self._look_at < 0:
             return -math.inf
@@ -159,7 +162,7 @@ class Recorder:
     # ------------------------------------------------------------ an instant
 
     def note(self, now: float) -> None:
-        """Note the state of requests, lanes, links and memory from `now` until the next instant."""
+        """Record the state of requests, lanes, links and memory that lasts from `now` until the next instant."""
         L = self._sim.S.lanes.view(np.ndarray)
         for name in ("_work", "_rate", "_part", "_since", "_began"):
             if len(rows := getattr(self, name)) < len(L):
@@ -238,7 +241,7 @@ class Recorder:
     # ------------------------------------------------------------ requests
 
     def _note_requests(self, L: NDArray[Any], now: float) -> None:
-        """End the stretches of requests whose activity or batch changes now, and begin new ones."""
+        """End the stretches of requests whose activity or batch has changed, and begin new stretches."""
         S = self._sim.S
         R, w = S.requests.view(np.ndarray), S.s
         if len(self._key) < len(R):
@@ -268,7 +271,7 @@ class Recorder:
             self._look(int(doing[0]), int(self._column[0]))
 
     def _spend(self, passed_s: float) -> None:
-        """Add the time since the last instant to each request's seconds, under the kind of time noted then."""
+        """Add the time since the last instant to each request's seconds of the kind that was noted at that instant."""
         live, column = self._live, self._column
         if len(live):
             self._spent[live, column] += passed_s
@@ -280,10 +283,10 @@ class Recorder:
             self._spent[r, record.CONTENTION] += had_s - solo_s
 
     def _doing(self, L: NDArray[Any], R: NDArray[Any], live: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return each live request's activity, the kind of SECONDS that it spends, and its lane (-1: no lane).
+        """Return each live request's activity, the kind of its present seconds (SECONDS), and its lane (-1: no lane).
 
-        The kind COMPUTE stands for all three kinds of time in steps, which `_spend` tells apart. If a wait has several
-        causes, the cause is the one to which the kernel's `waits.charge` books the time.
+        For requests in steps the kind is COMPUTE; `_spend` later splits it into compute, time slices and contention.
+        For a wait with several causes, the kind is the one that the kernel's `waits.charge` charges.
         """
         S = self._sim.S
         B, I, M = (rows.view(np.ndarray) for rows in (S.batches, S.insts, S.models))
@@ -323,9 +326,9 @@ class Recorder:
             )
 
     def _look(self, doing: int, column: int) -> None:
-        """Record figures about the present wait of the request that is looked at, such as the prompts ahead of it.
+        """Record figures about the present wait of the one recorded request, such as the number of prompts ahead of it.
 
-        Each figure is taken once, at the first instant of the wait.
+        Each figure is recorded once, at the first instant of the wait.
         """
         S, facts = self._sim.S, self._facts
         q = S.requests[self._look_at]

@@ -1,7 +1,7 @@
-"""The simulator's records, a page each: every field with its type, unit and meaning.
+"""The layouts of the simulator's records: a page for each, with the type, unit and meaning of every field.
 
-Times are seconds of the simulated clock, unless a line says how long something takes. "Infinite" and -1 stand for none.
-Codes are the constants of `state.py`.
+Times are points on the simulated clock in seconds, unless a field's line describes a duration. Infinity and -1 mean
+"none". Codes are the constants of `state.py`.
 """
 
 from __future__ import annotations

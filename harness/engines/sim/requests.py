@@ -28,7 +28,7 @@ class Requests:
     def __init__(self, names: Names, config: Config, mode: Mode, api_in_s: float, jobs: Jobs) -> None:
         """Create the records of all requests, or of the first piece of a long workload.
 
-        Raises ValueError for an invalid closed loop, or if a prefix id does not stand for whole KV blocks.
+        Raises ValueError for an invalid closed loop, or if a prefix id does not cover a whole number of KV blocks.
         """
         self._names, self._config, self._mode, self._api_in_s, self.jobs = names, config, mode, api_in_s, jobs
         self.S = S = names.S
@@ -68,10 +68,10 @@ class Requests:
         self._fill(begin, min(begin + spilled.PIECE, len(self.jobs)))
 
     def _page(self) -> None:
-        """Create rows for pages and for extents, as many of each as there can be KV blocks at a time.
+        """Create a row in `pages` and a row in `extents` for each KV block that can exist at a time.
 
-        That number is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests. A
-        request can have blocks at both ends of a KV move.
+        That number is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests. During
+        a KV move, a request has blocks at both ends.
         """
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())
@@ -81,7 +81,10 @@ class Requests:
         S.put(pages=np.zeros(most, records.PAGE), extents=np.zeros(most, records.EXTENT))
 
     def _reuse(self, prefix: Prefix) -> None:
-        """Create a prefix cache in each account on GPUs, with an entry for each block id of the account's model."""
+        """Create a prefix cache in each account on GPUs, with an entry for each block id of the account's model.
+
+        Raises ValueError if a block id does not cover a whole number of KV blocks.
+        """
         S, tokens, names = self.S, self._config.block_tokens, self._names
         if prefix.block_tokens % tokens:
             raise ValueError(
@@ -99,9 +102,10 @@ class Requests:
             names.cache(row)
 
     def _close_loop(self, after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
-        """Record each request's successor in a closed loop; return the number of requests with their own arrival times.
+        """Record each request's successor in a closed loop.
 
-        The requests with their own arrival times have the first rows. Raises ValueError for an invalid closed loop.
+        Return the number of requests with arrival times of their own, which must come first. Raises ValueError for an
+        invalid closed loop.
         """
         later = np.flatnonzero(after >= 0)
         opened = len(after) - len(later)
@@ -117,7 +121,7 @@ class Requests:
         return 0 <= rid < len(self.states) and self.states.item(rid) != state.FUTURE
 
     def request(self, r: int) -> Request:
-        """Return the facts about a request that a policy gets when it arrives."""
+        """Return the facts about a request that a policy gets when the request arrives."""
         jobs = self.jobs
         arrival_s = jobs.arrival_s.item(r)
         if arrival_s == math.inf:  # a client of a closed loop sent it

@@ -1,4 +1,4 @@
-"""The kernel's records at the start of a run, made from its options and its machine."""
+"""The kernel's records at the start of a run, created from the engine options and the machine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Mode(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, options: Mapping[str, Option]) -> Mode:
-        """Read an engine's options.
+        """Return the mode that a spec and its engine options select.
 
-        A spec's `sharing` overrides the `sharing` of the options, unless the spec has "own" or the options have "none".
+        The spec's `sharing` overrides the `sharing` of the options, unless the spec says "own" or the options say
+        "none".
         """
         kv, layout = str(options.get("kv", "paged")), options.get("process", "model")
         preferred = str(options.get("sharing", "fluid"))
@@ -54,7 +55,7 @@ class Mode(NamedTuple):
 
 
 def initial(c: Config, cluster: Cluster, machine: Machine, mode: Mode) -> State:
-    """Return the kernel's records of a run at its start: an empty machine, no instance, no request."""
+    """Return the kernel's records at the start of a run, without instances and requests."""
     nodes = c.nodes[-1] + 1
     specs = [machine.of(kind).spec for kind in c.kinds]
     specs += [specs[c.nodes.index(node)] for node in range(nodes)]  # hosts come behind GPUs

@@ -1,4 +1,4 @@
-"""The simulator's whole state: structured arrays of the records of `world.py` and `records.py`, and codes."""
+"""The simulator's whole state: arrays of the records that `world.py` and `records.py` define, and constant codes."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at,
 
 
 class State:
-    """The simulator's arrays, and one record `s`.
+    """The simulator's arrays, and its world record `s`.
 
-    The record holds the run's scalars, and the addresses and lengths of the arrays. Functions of the kernel take the
-    record's address (`at`) as their first argument.
+    The world record stores the run's scalars, and the addresses and lengths of the arrays. Functions of the kernel take
+    this record's address (`at`) as their first argument.
     """
 
     def __init__(self, **arrays: NDArray[Any]) -> None:
@@ -105,7 +105,7 @@ class State:
             self.put(**{name: arrays.get(name, np.zeros(0, dtype))})
 
     def put(self, **arrays: NDArray[Any]) -> None:
-        """Replace arrays, and store their addresses and lengths in the record `s`."""
+        """Replace the given arrays, and store their addresses and lengths in the world record."""
         for name, array in arrays.items():
             old = self.__dict__.get(name)
             if DISABLED and old is not None:
@@ -119,13 +119,14 @@ class State:
                 ROWS[rows.ctypes.data] = rows
 
     def set(self, **scalars: Any) -> None:
-        """Set scalars of the run."""
+        """Set scalars of the run in the world record."""
         assign(self.s, **scalars)
 
     def grow(self, name: str, n: int) -> NDArray[Any]:
         """Append n zero rows to an array, and return the array.
 
-        It grows in place where the allocation has room. Otherwise it gets an allocation twice as large as it needs.
+        The array grows in place if its allocation has room. Otherwise it moves to a new allocation with room for twice
+        its rows.
         """
         rows = self.__dict__[name].view(np.ndarray)
         have, whole = len(rows) + n, rows.base
@@ -136,9 +137,9 @@ class State:
         return self.__dict__[name]  # type: ignore[no-any-return]
 
     def more_free(self, name: str, n: int) -> None:
-        """Add n rows to the free list of "transfer" or "action".
+        """Add n rows to the list of free rows of "transfer" or "action".
 
-        A transfer takes a row, and so does each of its parts.
+        A transfer takes one row, and each of its parts takes another.
         """
         rows = self.grow(f"{name}s", n)
         old = len(rows) - n
@@ -146,9 +147,9 @@ class State:
         self.set(**{f"{name}_free": old, f"{name}_spare": self.s[f"{name}_spare"] + n})
 
     def price(self, tables: Tables, route: NDArray[np.int64]) -> None:
-        """Replace the arrays named in NUMBERS (cost tables, routes).
+        """Replace the arrays named in NUMBERS: the cost tables, and the batch that receives each model's arrivals.
 
-        Store their addresses and lengths in the record `s`.
+        Store their addresses and lengths in the world record.
         """
         for name, numbers in {**tables._asdict(), "route": route}.items():
             dtype, lengths = NUMBERS[name]
@@ -166,7 +167,10 @@ class State:
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows as the kernel needs them: unchanged if it is compiled, or as a record array for plain Python."""
+    """Return rows in the form that the kernel needs.
+
+    They are a record array if the kernel runs as plain Python, else they are unchanged.
+    """
     return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows
 
 

@@ -1,4 +1,4 @@
-"""The record of a run: causes of each request's waits in order of time, and use of lanes, links and memory."""
+"""The record of a run: the causes of each request's waits over time, and the use of lanes, links and memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KINDS = ("load", "swap out", "swap in", "move")  # indexed by the kernel's code 
 
 
 class Stretch(NamedTuple):
-    """A stretch of a request's time: not admitted, waiting for weights, in transfer, in a queue, or in steps.
+    """An interval in which a request awaits admission, awaits weights, is in transfer, awaits a step, or is in steps.
 
-    Its seconds by kind (SECONDS) sum to its length. A stretch in a queue ends at the latest when a step takes the
-    request in. Seconds of the kind "closed" passed while no lane was open. A stretch of prefill or decode covers all
-    steps that follow each other without a gap; after a gap another stretch begins.
+    Its seconds by kind (SECONDS) sum to its length. A stretch in a queue ends at the latest when a step includes the
+    request. Seconds of the kind "closed" passed while the request's lane was closed. A prefill or decode stretch covers
+    consecutive steps without a gap; after a gap a new stretch begins.
     """
 
     request: int
@@ -57,7 +57,7 @@ class Step(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A turn of a lane, from the beginning of its first step to the turn's end."""
+    """A turn of a lane, from the beginning of the turn's first step to the turn's end."""
 
     batch: Batch
     phase: str
@@ -68,7 +68,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Transfer:
-    """A transfer of weights or KV; times are NaN for stages that it did not reach."""
+    """A transfer of weights or KV; the time of a stage that it did not reach is NaN."""
 
     kind: str  # is one of KINDS
     model: str
@@ -84,7 +84,7 @@ class Transfer:
 
 
 class Carried(NamedTuple):
-    """A stretch of time in which a link carried a transfer."""
+    """An interval in which a link carried a transfer."""
 
     link: int  # LINKS of each GPU, then four rows a host, of which the first is its disk
     transfer: int  # index into the trace's transfers
@@ -93,7 +93,7 @@ class Carried(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A GPU's memory in use from `at_s` on, until the next record of that GPU."""
+    """A GPU's memory in use, from `at_s` until that GPU's next record."""
 
     gpu: int
     at_s: float
@@ -125,7 +125,7 @@ class Trace:
 
 
 def link_of(link: int, gpus: int) -> tuple[int | Host, Link]:
-    """Return the GPU or host that a link belongs to, and the link's name there."""
+    """Return the GPU or host to which a link belongs, and the link's name at that GPU or host."""
     whose, which = divmod(link, 4)
     if whose >= gpus:
         return Host(whose - gpus), "disk"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.engines.sim.state import State
 
     class Seen(Protocol):
-        """The attributes of the simulator that a view reads."""
+        """The attributes of the simulator that `SimView` reads."""
 
         config: Config
         requests: Requests | None
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
         @property
         def names(self) -> Names:
-            """The maps between names and rows of the kernel's records."""
+            """The maps from a policy's instances and batches to their rows in the kernel's records, and back."""
             ...
 
         @property
@@ -51,7 +51,7 @@ PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 
 
 class SimView:
-    """The simulator's state at the last boundary, read in place; `View` documents its queries."""
+    """The simulator's state at the last step boundary, read from the kernel's records; `View` documents the queries."""
 
     def __init__(self, sim: Seen, now_s: float) -> None:
         self._sim = sim
@@ -67,7 +67,7 @@ class SimView:
         return "out" if i is None else WEIGHTS[sim.names.weights.item(i)]
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances whose weights are on a GPU or host, or on their way there, in order of last load."""
+        """Return the instances whose weights are on a GPU or host or on their way there; the last loaded comes last."""
         sim = self._sim
         if isinstance(home, Host):
             memories = sim.orders.memories
@@ -89,14 +89,14 @@ class SimView:
         return KvState(used, limit, max(0, free if limit is None else min(free, limit - used)))
 
     def batch(self, batch: Batch) -> BatchState:
-        """Return a batch's members and tokens, and its counters since the start; all are 0 for an unknown batch."""
+        """Return a batch's members, tokens and counters since the start; all are 0 for an unknown batch."""
         b = self._sim.names.batch.get(batch)
         if b is None:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
         return BatchState._make(kernel.peek_batch(self._sim.S.at, b))
 
     def members(self, batch: Batch) -> tuple[int, ...]:
-        """Return the ids of a batch's requests in order of Admit."""
+        """Return the ids of a batch's requests in order of admission."""
         b = self._sim.names.batch.get(batch)
         if b is None:
             return ()
@@ -117,7 +117,7 @@ class SimView:
         return RequestState(batch, made, size, place, TRANSIT[transit])
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """Return the standing order by which a batch steps in a phase, or None without such an order."""
+        """Return the order that keeps a batch's lane open for a phase, or None if that lane is not open."""
         sim = self._sim
         b = sim.names.batch.get(batch)
         slot = int(phase == "decode")
@@ -127,9 +127,9 @@ class SimView:
         return order if order is not None and order.phase == phase else None
 
     def oracle_tokens(self, rid: int) -> int:
-        """Return the output tokens that a request will make.
+        """Return the number of output tokens that a request will make.
 
-        Raises PermissionError if the system does not declare this use, KeyError if the request has not arrived.
+        Raises PermissionError if the system does not declare this query, and KeyError if the request has not arrived.
         """
         sim = self._sim
         if not sim.oracle:

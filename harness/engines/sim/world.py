@@ -1,4 +1,4 @@
-"""The simulator's first record: the scalars of a run, and the addresses of all other records (`records.py`)."""
+"""The simulator's world record: the scalars of a run, and the addresses of all other records (`records.py`)."""
 
 from __future__ import annotations
 

@@ -1,38 +1,45 @@
-"""The jitted functions of the simulator: steps, memory and time.
+"""The compiled functions of the simulator: they model steps, memory and time.
 
-Semantics: docs/semantics.md. `loop.advance` runs from event to event. `compose.compose` chooses a lane's next step,
-`price.price` computes its seconds, and `rates.share` sets how fast competing lanes run. A decode span covers many steps
-in closed form, until something could change its batch. KV blocks of a span's later steps are taken in advance, and
-given back when another lane runs short, so that memory is exact at every step. `sim/world.py` and `sim/records.py`
-explain every field of the records. All modules import all names of `sim/state.py`: codes, and functions that find rows.
+docs/semantics.md defines what they compute. `loop.advance` runs from event to event. `compose.compose` chooses a lane's
+next step, `price.price` computes the seconds of that step, and `rates.share` sets the speeds of competing lanes.
+
+A span is a sequence of decode steps that is computed at once, until something could change its batch. The span takes
+the KV blocks of its later steps in advance. It frees them when another lane runs short, so that memory is exact at
+every step.
+
+`sim/world.py` and `sim/records.py` explain every field of the records. All modules import all names of `sim/state.py`:
+codes, and functions that find rows.
 
 Short names mean the same in every function. In a pair, the capital letter is the record and the small letter its row:
 
-    S         the world's address, by which `state.gpu_at(S, g)` and its like find rows
-    W         the world
-    G g, P p  a GPU; a pool of GPUs (in loops over an instance's GPUs, g is the record)
+    S         the world's address, from which `state.gpu_at(S, g)` and similar functions find rows
+    W         the world: the record of the run's scalars and of all arrays' addresses
+    G g, P p  a GPU; a pool of GPUs whose lanes may compete (in loops over an instance's GPUs, g is the GPU's record)
     K k       a link
-    I i, J j  instances
+    I i, J j  instances: each is a model at a place, and the KV account of that model there
     M         a model
     B b       a batch; lst one of its four lists
-    n lane    a lane, n its record
+    n lane    a lane, in which a batch's steps run one after another; n is its record
     q r       a request, q its record
-    X x, Q p  a transfer; a part of one on a link
+    X x, Q p  a transfer; a transfer's part on one link
     E x       an entry of the prefix cache, or an extent of a request's blocks
-    F f       KV of a batch in an account, its own or elsewhere
-    P p       a page of an account's KV, where there is no pool or part
+    F f       a batch's entry for a KV account, its own or a remote one
+    P p       a page of an account's KV (in functions without pools and parts)
     N x       a node of the tree of an account's contiguous memory
     A a       an action
-    k c       coefficients, c their row
-    nxt prev  neighbours in a list
-    t         a time; elsewhere i, j, n, x and y only count
+    k c       cost coefficients of a model; c is their row
+    nxt prev  the rows after and before a row in a list
+    t         a time
 
-Modules in order, each of which imports only modules before it:
+In all other uses, i, j, n, x and y are counters.
+
+The modules in order; each imports only modules that come before it in this list:
 
     walks; waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < price; rates; pages < links
     < weights < blocks < members < orders < growth < compose < steps, turns < loop; peek
 
-Numba's cache does not notice edits in the modules that a function calls: `jit.py` keys it by a hash of all sources.
+numba's cache does not detect edits of the other modules from which a module imports functions. `jit.py` therefore names
+the cache's folder by a hash of all sources.
 """
 
 from harness.engines.sim.kernel.buddy import lay_out as lay_out

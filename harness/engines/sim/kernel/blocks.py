@@ -1,4 +1,4 @@
-"""The KV blocks of a request: where they are, how many it needs, and how it takes and frees them."""
+"""The KV blocks of a request: where they are, how many it needs, and how they are taken and freed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from harness.engines.sim.state import *
 
 @jit
 def target(S: int, r: int) -> int:
-    """Return the tokens that a request's prefill must compute: its prompt, and after a preemption its output so far."""
+    """Return the number of tokens that a request's prefill must compute.
+
+    They are the prompt's tokens and, after a preemption, the output tokens made so far.
+    """
     return req_at(S, r).prompt + req_at(S, r).made
 
 
 @jit
 def drop_blocks(S: int, r: int) -> None:
-    """Free a request's KV, wherever it is."""
+    """Free a request's KV in whichever account stores it."""
     q = req_at(S, r)
     if q.home >= 0:
         i = q.home
@@ -40,7 +43,7 @@ def drop_blocks(S: int, r: int) -> None:
 
 @jit
 def account_of(S: int, b: int, r: int) -> int:
-    """Return a batch's entry for the KV account, local or remote, that holds a request's KV.
+    """Return a batch's entry (a row of REMOTE) for the KV account, local or remote, that stores a request's KV.
 
     Return -1 if the batch cannot attend to KV in that account.
     """
@@ -53,7 +56,10 @@ def account_of(S: int, b: int, r: int) -> int:
 
 @jit
 def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
-    """Allocate a request's first n blocks in an account; other requests hold `held` of these blocks already."""
+    """Allocate a request's first n blocks in account i.
+
+    Other requests already use `held` of these blocks, which therefore take no further memory.
+    """
     q = req_at(S, r)
     q.home = i
     q.blocks = n
@@ -64,7 +70,7 @@ def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
 
 @jit
 def add_blocks(S: int, r: int, i: int, n: int) -> None:
-    """Add n blocks in an account to a request whose prompt is computed piece by piece."""
+    """Allocate n more blocks in account i for a request whose prefill has begun."""
     fill_begun(S, i)
     put(S, i, n)
     q = req_at(S, r)
@@ -74,9 +80,9 @@ def add_blocks(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def piece_blocks(S: int, r: int, known: int, piece: int) -> int:
-    """Return the KV blocks that a request needs for `known` computed prompt tokens and the next `piece` tokens.
+    """Return the number of KV blocks for `known` computed prompt tokens and the next `piece` tokens of a request.
 
-    With the last piece of the prompt there is also room for one output token.
+    If that piece completes the prefill, the blocks also have room for one output token.
     """
     tokens = known + piece
     if tokens == target(S, r):

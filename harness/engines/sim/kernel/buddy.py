@@ -1,10 +1,10 @@
-"""Contiguous KV: chunks of an account's blocks, as a buddy allocator hands them out.
+"""Contiguous KV: a buddy allocator of chunks of an account's blocks.
 
-An account's memory is a binary tree. Node 1 is a power of two of blocks, nodes 2x and 2x + 1 are the halves of node x,
-and a leaf is a block; leaves beyond the account's limit are never free. A chunk is a node: a power of two of blocks, at
-a multiple of its size. It is taken from the smallest free node that has room for it; among equally small nodes, from
-that with the lowest address. Two halves become one free node again as soon as both are free (Knuth, The Art of Computer
-Programming, volume 1, section 2.5).
+An account's memory is a binary tree. Its root, node 1, is a power of two of blocks. Nodes 2x and 2x + 1 are the halves
+of node x, and a leaf is one block; leaves beyond the account's limit are never free. A chunk is a node: its size is a
+power of two, and its address a multiple of its size. Each chunk is taken from the smallest free node that has room for
+it. Among equally small nodes, the one with the lowest address is chosen. As soon as two halves are free, they become
+one free node again (Knuth, The Art of Computer Programming, volume 1, section 2.5).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from harness.engines.sim.state import *
 
 @jit
 def most_bytes(S: int, i: int) -> int:
-    """Return the KV bytes that an account could hold on each GPU if its instance were alone there.
+    """Return the KV bytes per GPU that an account could store if its instance were alone on its GPUs.
 
-    They are the memory of its smallest GPU less the instance's footprint (its weights and process).
+    They are the memory of the smallest GPU minus the instance's footprint: its weights, process and KV reserve.
     """
     I = inst_at(S, i)
     cap = gpu_at(S, I.gpus[0]).cap
@@ -28,7 +28,7 @@ def most_bytes(S: int, i: int) -> int:
 
 @jit
 def slots(S: int, i: int) -> int:
-    """Return the number of KV blocks that an account can hold alone and within its KV limit."""
+    """Return the number of KV blocks that an account can store if it is alone on its GPUs, within its KV limit."""
     I = inst_at(S, i)
     total = most_bytes(S, i)
     if I.limit >= 0:
@@ -38,9 +38,9 @@ def slots(S: int, i: int) -> int:
 
 @jit
 def mend(S: int, i: int, x: int, size: int, end: int) -> None:
-    """Recompute the free chunk sizes of a tree node from those of its two halves.
+    """Recompute a tree node's set of free chunk sizes from the sets of its two halves.
 
-    A leaf can be free only if its number, counted from 0, is below `end`.
+    `size` is the node's number of blocks. A leaf can be free only if its number, counted from 0, is below `end`.
     """
     I = inst_at(S, i)
     N = node_at(S, I.nodes + x)
@@ -55,7 +55,7 @@ def mend(S: int, i: int, x: int, size: int, end: int) -> None:
 
 @jit
 def lay_out(S: int, i: int) -> None:
-    """Rebuild an account's tree for its present limit; chunks that are taken stay, even beyond the limit."""
+    """Recompute an account's whole tree for its present KV limit; chunks in use stay, even beyond the limit."""
     I = inst_at(S, i)
     if I.nodes < 0:
         return
@@ -70,7 +70,7 @@ def lay_out(S: int, i: int) -> None:
 
 @jit
 def climb(S: int, i: int, x: int, size: int) -> None:
-    """Recompute the free chunk sizes of a tree node and of all nodes above it."""
+    """Recompute the sets of free chunk sizes of a tree node and of all its ancestors."""
     end = slots(S, i)
     while x > 0:
         mend(S, i, x, size, end)
@@ -80,14 +80,20 @@ def climb(S: int, i: int, x: int, size: int) -> None:
 
 @jit
 def has_chunk(S: int, i: int, n: int) -> bool:
-    """Tell whether an account has a free chunk of n blocks, a power of two; always True for a paged account."""
+    """Tell whether an account has a free chunk of n blocks, where n is a power of two.
+
+    The answer is always True for an account with paged KV.
+    """
     I = inst_at(S, i)
     return I.nodes < 0 or n <= node_at(S, I.nodes + 1).free
 
 
 @jit
 def take_chunk(S: int, i: int, n: int) -> int:
-    """Take a free chunk of n blocks, which must exist; return its tree node, or -1 in a paged account."""
+    """Take a free chunk of n blocks and return its tree node, or -1 in an account with paged KV.
+
+    The account must have such a chunk.
+    """
     I = inst_at(S, i)
     if I.nodes < 0:
         return -1
@@ -106,7 +112,7 @@ def take_chunk(S: int, i: int, n: int) -> int:
 
 @jit
 def free_chunk(S: int, i: int, x: int, n: int) -> None:
-    """Free a chunk of n blocks, unless the account is paged."""
+    """Free the chunk of n blocks at tree node x. Do nothing in an account with paged KV."""
     I = inst_at(S, i)
     if I.nodes < 0:
         return

@@ -1,4 +1,4 @@
-"""The composition of a lane's next step: members that decode, prompts and pieces of prompts."""
+"""The composition of a lane's next step: the members that decode, and the prompts or pieces of prompts in it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from harness.engines.sim.state import *
 def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
     """Put prompts, or pieces of prompts, from the queue into the lane's next step; return their number.
 
-    Prompts are taken in order. A prompt whose `joins_step` is above `ran` arrived after this step was scheduled; it
-    ends the loop. The lane's `bound` records the caps that kept prompts or tokens out of the step, unless memory ended
-    the loop first.
+    The step has at most `budget` prompt tokens and `cap` sequences, of which `run` decode. With `whole`, prompts are
+    not cut, and the first may exceed the budget. Prompts without KV are taken only with `new`. Prompts are taken in
+    queue order, up to the first whose `joins_step` exceeds `ran`: that prompt arrived after this step was scheduled.
+    The lane's `bound` records the caps that kept prompts or tokens out of the step, unless memory ended the loop first.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -113,7 +114,8 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
 def compose(S: int, lane: int) -> tuple[int, int, int]:
     """Choose the members of an idle lane's next step.
 
-    Return (members that decode, prompts, 1 if it must be a single step), or (0, 0, 0) if no step starts now.
+    Return the number of members that decode, the number of prompts, and a flag. The flag is 1 if the lane must run one
+    step instead of a span of steps, else 0. Return (0, 0, 0) if no step starts now.
     """
     W = world(S)
     n = lane_at(S, lane)

@@ -1,4 +1,4 @@
-"""Seconds of a step: lookups in the cost tables, noise, and speed at a share of the SMs."""
+"""Seconds of a step: lookups in the cost tables, noise, and the speed on a share of the SMs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from harness.engines.sim.state import *
 def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int) -> float:
     """Return a random factor of mean 1 and standard deviation `sigma` for the seconds of a step.
 
-    It is a scaled sum of four uniform numbers from a 32-bit hash of the other arguments, so that no random state is
-    kept.
+    The factor is a scaled sum of four uniform numbers. They come from 32-bit hashes of the other arguments, so that no
+    random state is stored.
     """
     h = 0x9E3779B9
     for v in (seed, model, slot, kind, index):
@@ -35,9 +35,9 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
 
 @jit
 def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
-    """Return a table's value at m: linear between grid points, 0 at 0.
+    """Return a table's value at m, interpolated linearly between grid points; 0 if m is not positive.
 
-    Beyond the last grid point, the line through the last two points continues.
+    Beyond the last grid point, the value is extrapolated from the last two points.
     """
     if m <= 0:
         return 0.0
@@ -56,7 +56,7 @@ def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
 
 @jit
 def attend_s(S: int, c: int, B: int, C: float) -> float:
-    """Return the seconds of decode attention for B sequences with C tokens of context in all (formula: coef.py)."""
+    """Return the seconds of decode attention for B sequences with C tokens of context in total (formula: coef.py)."""
     k = cost_at(S)[c]
     return max(k.att0 + k.att1 * B, k.dec0 + k.dec1 * B + k.dec2 * C) if B > 0 else 0.0
 
@@ -65,7 +65,7 @@ def attend_s(S: int, c: int, B: int, C: float) -> float:
 def read_bytes(S: int, c: int, m: int) -> float:
     """Return the bytes of weights that a step of m tokens reads.
 
-    `float(m)` makes compiled code and plain Python call the same pow.
+    `float(m)` makes compiled code and plain Python call the same `pow` function.
     """
     k = cost_at(S)[c]
     return k.wbytes + k.xbytes * (1.0 - k.xmiss ** float(m)) if k.xbytes > 0.0 else k.wbytes
@@ -73,7 +73,7 @@ def read_bytes(S: int, c: int, m: int) -> float:
 
 @jit
 def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
-    """Interpolate linearly between points, clamped at both ends."""
+    """Return the value at x of a function that is linear between the points (xs, ys) and constant beyond them."""
     if x <= xs[0]:
         return ys[0]
     for i in range(1, xs.size):
@@ -84,7 +84,10 @@ def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
 
 @jit
 def speed(S: int, c: int, x: float, B: int, prefill: int) -> float:
-    """Return the speed of a step at a share x of the SMs, as a ratio to its speed on all SMs."""
+    """Return the speed of a step on a share x of the SMs, relative to its speed on all SMs.
+
+    `B` is the number of members that decode; the speed of a step with prompts (`prefill`) does not depend on it.
+    """
     if prefill:
         return lerp(share_at(S), pre_rate_at(S)[c], x)
     seqs, rate = seqs_at(S), dec_rate_at(S)[c]

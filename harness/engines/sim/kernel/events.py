@@ -1,4 +1,4 @@
-"""The events that the kernel reports to the engine, in order, and the records of actions under way."""
+"""The kernel's reports of events to the engine, and its records of actions under way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from harness.engines.sim.state import *
 
 @jit
 def tell(S: int, kind: int, a: int, b: int, c: int) -> None:
-    """Append an event at the current time, if the engine listens for events of its kind."""
+    """Append an event at the current time, if the engine listens for events of its kind.
+
+    `a`, `b` and `c` become the event's subject, batch and detail.
+    """
     W = world(S)
     if (W.heard >> kind) & 1:
         e = event_at(S, W.events_told)
@@ -21,7 +24,7 @@ def tell(S: int, kind: int, a: int, b: int, c: int) -> None:
 
 @jit
 def in_order(S: int) -> None:
-    """Sort the events of this instant by kind; events of the same kind keep their order."""
+    """Sort this instant's unread events by kind; events of the same kind keep their order."""
     W = world(S)
     for i in range(W.events_read + 1, W.events_told):
         j = i
@@ -39,7 +42,7 @@ def in_order(S: int) -> None:
 def note(S: int, parts: int, heard: int) -> int:
     """Register an action that consists of `parts` parts, and return its number.
 
-    `heard` is 1 if the end of the action is to be reported even when no part failed.
+    If `heard` is 1, the action's end is reported even when no part failed.
     """
     W = world(S)
     a = W.action_free
@@ -55,7 +58,7 @@ def note(S: int, parts: int, heard: int) -> int:
 
 @jit
 def forget(S: int, a: int) -> None:
-    """Free the number of an action that has ended."""
+    """Make the number of an ended action available for another action."""
     W = world(S)
     action_at(S, a).next = W.action_free
     W.action_free = a
@@ -64,7 +67,10 @@ def forget(S: int, a: int) -> None:
 
 @jit
 def over(S: int, a: int, how: int) -> bool:
-    """Record the end of one part of an action; return True if it was the last part."""
+    """Record the end of one part of action `a`; return True if it was the last part.
+
+    `how` is OK, GONE or NEVER.
+    """
     A = action_at(S, a)
     A.left -= 1
     A.failed += int(how != OK)
@@ -76,8 +82,8 @@ def over(S: int, a: int, how: int) -> bool:
 def done(S: int, a: int, how: int) -> None:
     """Record the end of one part of action `a`; after the last part, report the end of the action.
 
-    An `a` of -1 stands for no action. The end is reported if the policy hears it or if a part failed. The event's
-    detail is twice the number of failed parts, plus one if some of them can never succeed.
+    Do nothing if `a` is -1. The end is reported only if the policy listens for it or a part failed. The event's detail
+    is twice the number of failed parts, plus one if some of them can never succeed.
     """
     if a >= 0 and over(S, a, how):
         A = action_at(S, a)

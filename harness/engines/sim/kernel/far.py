@@ -1,6 +1,6 @@
-"""Decode steps with KV on other GPUs: their seconds, their remote KV blocks, and the kernels of each step.
+"""Decode steps with remote KV (on other GPUs): their seconds, their remote KV blocks, and their GPU kernels.
 
-Remote attention of one step can begin on a GPU when a kernel of another step ends there.
+The remote attention of one step can begin on a GPU when a GPU kernel of another step ends there.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from harness.engines.sim.state import *
 
 @jit
 def there_s(S: int, f: int, c: int, each: float) -> float:
-    """Return the seconds of a decode step's attention in one remote KV account.
+    """Return the seconds of a decode step's attention to the KV in one remote account.
 
-    Each member with KV there attends to `each` tokens, or to its own context if `each` is -1.
+    `f` is the batch's entry for that account. Each member with KV there attends to `each` tokens, or to its own context
+    if `each` is -1.
     """
     F = remote_at(S, f)
     return attend_s(S, c, F.count, F.count * each if each >= 0.0 else float(F.context))
@@ -27,7 +28,7 @@ def there_s(S: int, f: int, c: int, each: float) -> float:
 
 @jit
 def far_s(S: int, b: int, c: int, each: float) -> float:
-    """Return the seconds until a decode step has all results of its remote attention, without competition.
+    """Return the seconds until all results of a decode step's remote attention have arrived, without competition.
 
     Each member attends to `each` tokens, or to its own context if `each` is -1.
     """
@@ -40,9 +41,9 @@ def far_s(S: int, b: int, c: int, each: float) -> float:
 
 @jit
 def ask_elsewhere(S: int, lane: int) -> None:
-    """Add a lane's demand on each remote GPU that holds KV of its decode step, and the slack of that demand.
+    """Add a lane's demands on the remote GPUs that store KV of its decode step, each with a slack.
 
-    The slack is the delay in seconds, per layer, with which that GPU's attention may end without delaying the step.
+    The slack is the number of seconds per layer by which attention on that GPU may be late without delaying the step.
     """
     n = lane_at(S, lane)
     if n.busy == IDLE or n.decodes == 0 or n.lent >= 0:
@@ -75,7 +76,8 @@ def ask_elsewhere(S: int, lane: int) -> None:
 def overtakes(y: float, slope: float, z: float, rise: float) -> int:
     """Return the number of steps until the smaller of two growing times exceeds the larger, or ANY if it never does.
 
-    The smaller time is `z` and grows by `rise` a step. The larger time is `y` >= `z` and grows by `slope` a step.
+    The smaller time starts at `z` and grows by `rise` per step. The larger time starts at `y` and grows by `slope` per
+    step.
     """
     if rise <= slope:
         return ANY
@@ -87,11 +89,12 @@ def overtakes(y: float, slope: float, z: float, rise: float) -> int:
 
 @jit
 def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
-    """Set the step times of a decode span with remote KV; return the steps until another part is the longest.
+    """Set `first_s` and `slope_s` of a decode span with remote KV; return for how many steps they are valid.
 
-    The step times are `first_s` and `slope_s`. A step takes as long as its longest part: attention to local KV,
-    attention in each remote KV account, or the host's work. Attention has a least time, however short the contexts are.
-    If the host's work is serial, it is no part of its own: it is added to the longest part.
+    `first_s` is the duration of the first step, and `slope_s` the increase from each step to the next. A step takes as
+    long as its longest part. The parts are attention to local KV, attention to the KV in each remote account, and the
+    host's work. The two values are valid until another part becomes the longest (ANY: always). Attention takes a
+    minimum time, however short the contexts are. Serial host work is not a part: it is added to the longest part.
     """
     n = lane_at(S, lane)
     b = lane >> 1
@@ -121,7 +124,10 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
 
 @jit
 def hold_far(S: int, b: int, f: int, steps: int) -> int:
-    """Take blocks in a remote KV account for up to `steps` decode steps; return the number of steps that have room."""
+    """Take blocks in a remote KV account for as many decode steps as fit, at most `steps`; return their number.
+
+    The first step's blocks have been taken already.
+    """
     B, F = batch_at(S, b), remote_at(S, f)
     first = needs(S, f, B.tick, 1)
     lo, hi = 1, steps + 1
@@ -138,11 +144,12 @@ def hold_far(S: int, b: int, f: int, steps: int) -> int:
 
 @jit
 def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attention: float) -> int:
-    """Record the kernels of a lane's step, cut into pieces of at most the order's `op_s` seconds.
+    """Record the GPU kernels of a lane's step, cut into pieces of at most the order's `op_s` seconds.
 
-    Return the number of pieces. A kernel is halved until its pieces are short enough. After each piece, the lane looks
-    for remote attention that waits for its GPU. A lane whose order has no `op_s` never looks for it: remote attention
-    then waits for the whole step.
+    Return the number of pieces. A kernel is halved until its pieces are short enough. After each piece, the lane checks
+    whether remote attention waits for the lane's GPU. A lane whose order has no `op_s` never checks; remote attention
+    then waits for the whole step. The step has `m` tokens and samples `out` tokens. `gemm` and `attention` are its
+    seconds of matrix products and attention.
     """
     n = lane_at(S, lane)
     grid, kernels = grid_at(S), kernels_at(S)[c]

@@ -1,4 +1,4 @@
-"""Growth of KV: blocks for the next decode step, and the choice of members to preempt if no block is free."""
+"""Growth of KV: blocks for the next step, and the choice of members to preempt if no block is free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.engines.sim.state import *
 
 @jit
 def latest(S: int, b: int, i: int) -> int:
-    """Return the most recently admitted member of a batch that has KV in an account and is in no step, or -1."""
+    """Return the most recently admitted member of batch b that has KV in account i and is in no step; -1 if none."""
     r = latest_of(S, batch_at(S, b).ends[2 * RUNNING + 1], i) if lane_at(S, 2 * b + 1).busy == IDLE else -1
     p = latest_of(S, batch_at(S, b).ends[2 * PARKED + 1], i)
     if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
@@ -36,7 +36,7 @@ def latest(S: int, b: int, i: int) -> int:
 
 @jit
 def latest_of(S: int, r: int, i: int) -> int:
-    """Return the last request with KV in an account, searching a list backwards from r; -1 if there is none."""
+    """Return the first request with KV in account i that a backward search from r finds in r's list; -1 if none."""
     while r >= 0 and req_at(S, r).home != i:
         r = req_at(S, r).prev
     return r
@@ -44,7 +44,7 @@ def latest_of(S: int, r: int, i: int) -> int:
 
 @jit
 def preempt(S: int, b: int, r: int) -> None:
-    """Preempt a member: move its KV to host memory, or free it and queue the member for a recompute."""
+    """Preempt a member: swap its KV out to host memory, or free its KV and queue the member for a recompute."""
     W = world(S)
     q = req_at(S, r)
     q.preemptions += 1
@@ -68,7 +68,10 @@ def preempt(S: int, b: int, r: int) -> None:
 
 @jit
 def due_blocks(S: int, b: int, f: int) -> int:
-    """Return the new KV blocks that a batch's next decode step needs in its account f."""
+    """Return the number of new KV blocks in account f that a batch's next decode step needs.
+
+    `f` is the batch's entry for the account.
+    """
     if world(S).reserves:
         return 0
     at = (1 - batch_at(S, b).tick) % world(S).block_tokens
@@ -77,11 +80,11 @@ def due_blocks(S: int, b: int, f: int) -> int:
 
 @jit
 def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
-    """Take blocks for the next pieces of prompts that have KV already; return 1 if some member lost its blocks, else 0.
+    """Take blocks for the next pieces of prompts that have KV already; return 1 if a member was preempted, else 0.
 
-    `left` is the step's budget in tokens. With `whole`, prompts are not cut into pieces. If no block is free, the
-    member that was admitted last loses its blocks, even if it is the very member that needs the block (vLLM 0.8 to
-    0.18, v1/core/sched/scheduler.py, `schedule`).
+    `left` is the step's budget in tokens. With `whole`, prompts are not cut into pieces. If no block is free, the most
+    recently admitted member is preempted, even if that member itself needs the block (vLLM 0.8 to 0.18,
+    v1/core/sched/scheduler.py, `schedule`).
     """
     B = batch_at(S, b)
     i = B.inst
@@ -114,9 +117,10 @@ def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
 
 @jit
 def grow_in(S: int, b: int, f: int) -> int:
-    """Take blocks in a batch's account f for one decode step of its running members with KV there.
+    """Take blocks in one account for one decode step of a batch's running members with KV there.
 
-    Return flags as `grow` does.
+    `f` is the batch's entry for the account. If blocks run short, members are preempted; the only request with KV in
+    the account fails instead. Return the flags that `grow` returns.
     """
     W = world(S)
     B = batch_at(S, b)
@@ -146,10 +150,10 @@ def grow_in(S: int, b: int, f: int) -> int:
 
 @jit
 def grow(S: int, b: int) -> int:
-    """Take blocks for one decode step of the running members, in every account that holds their KV.
+    """Take blocks for one decode step of the running members, in every account that stores their KV.
 
-    Return the sum of two flags: 1 if some member lost its blocks, and 2 if the step must wait. With flag 2 the step has
-    taken no blocks; it waits until the KV that is being swapped out to host memory has left.
+    Return the sum of two flags: 1 if some member was preempted or failed, and 2 if the step must wait. With flag 2 the
+    step has taken no blocks. It waits until KV that is being swapped out has reached host memory.
     """
     B = batch_at(S, b)
     state = 0
@@ -171,9 +175,10 @@ def grow(S: int, b: int) -> int:
 
 @jit
 def bring_back(S: int, b: int) -> None:
-    """Start to swap the KV of swapped-out members back in from host memory, in the order of the queue.
+    """Start to swap the KV of swapped-out members back in from host memory, in queue order.
 
-    Stop at the first member for which there is no room. No new prompt is admitted before all are on their way.
+    Stop at the first member for which there is no room. New prompts are admitted only after the swaps of all these
+    members have started.
     """
     W = world(S)
     B = batch_at(S, b)

@@ -1,4 +1,7 @@
-"""Lanes in time: ends of steps and spans, KV blocks held for later steps, and retries after memory has become free."""
+"""Lanes over time: ends of steps and spans, KV blocks taken for later steps, and retries after memory was freed.
+
+A batch's steps run one after another in a lane. A span is a sequence of decode steps that is computed at once.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from harness.engines.sim.state import *
 
 @jit
 def give_back(S: int, i: int, others: bool) -> None:
-    """Cut short the decode spans that hold blocks of an account or, with `others`, all spans on the account's GPUs.
+    """Cut short the decode spans that use account i or, with `others`, all decode spans that use its GPUs.
 
-    The spans then free the KV blocks of their steps that have not begun.
+    Each span ends at its next step boundary, and frees the KV blocks of its steps that have not begun.
     """
     W = world(S)
     for p in range(W.n_gpus):
@@ -25,9 +28,9 @@ def give_back(S: int, i: int, others: bool) -> None:
 
 @jit
 def room(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit in an account; `grow_` is as in `fits`.
+    """Tell whether n more blocks fit in an account, after cutting decode spans short if necessary.
 
-    If they do not fit at once, decode spans first free the KV blocks of their steps that have not begun.
+    A span that is cut short frees the KV blocks of its steps that have not begun. `fits` explains `grow_`.
     """
     if fits(S, i, n, grow_):
         return True
@@ -41,7 +44,10 @@ def room(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def freed(S: int, i: int) -> None:
-    """Retry all batches, loads and moves that wait for memory on an instance's GPUs, after some of it became free."""
+    """Retry everything that waits for memory on an instance's GPUs, after some of that memory was freed.
+
+    Batches, loads and KV moves can wait for memory.
+    """
     W = world(S)
     W.grants = 1
     if W.blocked > 0 or W.swap:
@@ -54,7 +60,7 @@ def freed(S: int, i: int) -> None:
 
 @jit
 def dirty(S: int, lane: int) -> None:
-    """Mark an open, idle lane, so that its next step is composed at this instant."""
+    """If a lane is open and idle, mark it, so that its next step is composed at this instant."""
     W = world(S)
     n = lane_at(S, lane)
     if n.dirty == 0 and n.busy == IDLE and n.open:
@@ -79,7 +85,10 @@ def solo_at(S: int, lane: int, j: int) -> float:
 
 @jit
 def steps_to(S: int, lane: int, done: float) -> int:
-    """Return the fewest steps of a span, at least one, that take `done` or more seconds without competition."""
+    """Return the smallest number of a span's steps that together take at least `done` seconds without competition.
+
+    The result is at least 1 and at most the number of steps in the span.
+    """
     n = lane_at(S, lane)
     h = n.first_s - 0.5 * n.slope_s
     if n.slope_s > 0.0:
@@ -96,7 +105,7 @@ def steps_to(S: int, lane: int, done: float) -> int:
 
 @jit
 def done_at(S: int, lane: int, t: float) -> float:
-    """Return the work that a lane's step or span has done by time t, in seconds without competition."""
+    """Return the work that a lane's step or span has completed by time t, in seconds without competition."""
     n = lane_at(S, lane)
     return n.anchor_work + (t - n.anchor_s) * n.rate
 
@@ -116,7 +125,7 @@ def next_end(S: int, p: int) -> None:
 
 @jit
 def step_of(S: int, lane: int) -> int:
-    """Return the number, counted from 1, of the step that a busy lane is in."""
+    """Return the number of the step that a busy lane is running; the first step of the lane's span has number 1."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.steps == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
@@ -131,13 +140,13 @@ def step_of(S: int, lane: int) -> int:
 
 @jit
 def cut(S: int, lane: int) -> None:
-    """End a span at its next step boundary, and free the KV blocks that it holds for later steps."""
+    """End a lane's span at its next step boundary, and free the KV blocks of the span's later steps."""
     cut_at(S, lane, 0)
 
 
 @jit
 def cut_at(S: int, lane: int, ran: int) -> None:
-    """End a span at its next step boundary, or once its lane has run `ran` steps in all if that is later."""
+    """End a lane's span at its next step boundary, or after the lane's `ran`-th step in total if that is later."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.steps == 1:
@@ -154,7 +163,7 @@ def cut_at(S: int, lane: int, ran: int) -> None:
 
 @jit
 def shorten(S: int, lane: int, j: int) -> None:
-    """Shorten a span to j steps, and free the KV blocks that it holds for later steps."""
+    """Shorten a lane's span to j steps, and free the KV blocks of its other steps."""
     n = lane_at(S, lane)
     b = lane >> 1
     d = batch_at(S, b).tick
@@ -166,7 +175,7 @@ def shorten(S: int, lane: int, j: int) -> None:
 
 @jit
 def wake(S: int, lane: int) -> None:
-    """Let a lane compose its next step again after a change: now if it is idle, else at its next step boundary."""
+    """Make a lane compose a new step after a change: now if it is idle, else at its next step boundary."""
     n = lane_at(S, lane)
     if n.busy == IDLE:
         dirty(S, lane)
@@ -176,29 +185,29 @@ def wake(S: int, lane: int) -> None:
 
 @jit
 def wake_both(S: int, b: int) -> None:
-    """Wake both lanes of a batch."""
+    """Call `wake` for both lanes of a batch."""
     wake(S, 2 * b)
     wake(S, 2 * b + 1)
 
 
 @jit
 def cut_both(S: int, b: int) -> None:
-    """Cut the spans of both lanes of a batch."""
+    """Call `cut` for both lanes of a batch."""
     cut(S, 2 * b)
     cut(S, 2 * b + 1)
 
 
 @jit
 def pool_of(S: int, lane: int) -> int:
-    """Return the pool in which a lane competes."""
+    """Return a lane's pool: the group of GPUs whose lanes may compete with this lane."""
     return gpu_at(S, inst_at(S, batch_at(S, lane >> 1).inst).gpus[0]).pool
 
 
 @jit
 def segment(S: int, lane: int, upto: float) -> None:
-    """Log the decode steps of a lane that end within `upto` seconds without competition and are not logged yet.
+    """Log those steps of a lane's decode span that end within the span's first `upto` seconds without competition.
 
-    Token times, and the waits between tokens, are computed from this log.
+    Steps that were logged before are left out. Token times, and the waits between tokens, are computed from this log.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -233,16 +242,16 @@ def segment(S: int, lane: int, upto: float) -> None:
 
 @jit
 def off_s(S: int, lane: int, t: float) -> float:
-    """Return the seconds of a lane's step, up to time t, in which other processes had its GPUs to themselves."""
+    """Return the seconds of a lane's step, up to time t, in which time slices of other processes occupied its GPUs."""
     n = lane_at(S, lane)
     return n.off_s + (t - n.part_since) * (1.0 - n.part)
 
 
 @jit
 def unbound(S: int, b: int) -> None:
-    """End the spans of a batch at their next step boundary, if a cap kept members or tokens out of their steps.
+    """End a batch's spans at their next step boundary, if a cap kept members or tokens out of their steps.
 
-    The batch's last waiting or parked member has left, so that the cap keeps no member out any more.
+    Call it when the batch's last waiting member, or its last parked member, has left: the cap then keeps no member out.
     """
     for lane in (2 * b, 2 * b + 1):
         if lane_at(S, lane).bound:
@@ -260,7 +269,7 @@ def occupy(S: int, g: int) -> None:
 
 @jit
 def activate(S: int, lane: int) -> None:
-    """Add a lane to the lanes that compete for its GPUs."""
+    """Add a lane whose step begins to the lanes that compete for its GPUs."""
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst
     p = pool_of(S, lane)
@@ -277,7 +286,7 @@ def activate(S: int, lane: int) -> None:
 
 @jit
 def retire(S: int, lane: int) -> None:
-    """Remove a lane whose step is over from the lanes that compete for its GPUs."""
+    """Remove a lane whose step has ended from the lanes that compete for its GPUs."""
     W = world(S)
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst

@@ -1,4 +1,4 @@
-"""Remote attention: the GPU time that it takes from a GPU's own lanes, and the time that it waits for their kernels."""
+"""Remote attention (to KV on other GPUs): the time that it takes from those GPUs' own lanes, and its waits for them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def demand_on(S: int, lane: int, g: int) -> int:
 
 @jit
 def slowed(alone: float, beside: float, factor: float) -> float:
-    """Scale the seconds that other lanes add to a lane's step by `factor`, and return the lane's resulting rate.
+    """Return a lane's rate after the delay that other lanes cause is multiplied by `factor`.
 
-    `alone` is its rate without other lanes. `beside` is its rate beside other lanes before scaling.
+    `alone` is the lane's rate without other lanes. `beside` is its rate with other lanes before the multiplication.
     """
     return alone / (1.0 + factor * (alone / beside - 1.0))
 
 
 @jit
 def late_s(S: int, lane: int, slack_s: float) -> float:
-    """Return the expected seconds beyond `slack_s` that remote attention waits for the end of a lane's kernel.
+    """Return the expected seconds beyond `slack_s` that remote attention waits until a lane's GPU kernel ends.
 
-    The attention arrives at a random time. If a kernel of T seconds is running then, its remaining time is uniform
+    The attention arrives at a random time. If a GPU kernel of T seconds is running then, its remaining time is uniform
     between 0 and T.
     """
     n = lane_at(S, lane)
@@ -43,9 +43,9 @@ def late_s(S: int, lane: int, slack_s: float) -> float:
 
 @jit
 def lent_on(S: int, lane: int, g: int) -> float:
-    """Return the share of a GPU's time that a lane on other GPUs asks for, so that it can attend to KV on that GPU.
+    """Return the share of GPU g's time that a lane on other GPUs needs for its attention to KV on g.
 
-    The lane asks for this share at its present rate.
+    The share applies to the lane's present rate.
     """
     n = lane_at(S, lane)
     part = 0.0
@@ -57,9 +57,9 @@ def lent_on(S: int, lane: int, g: int) -> float:
 
 @jit
 def share_time(S: int, p: int, g: int) -> None:
-    """Share a GPU's time by max-min fairness.
+    """Divide a GPU's time by max-min fairness.
 
-    The GPU's own lanes together take part, and so does each lane on other GPUs that attends to KV on this GPU.
+    All lanes of the GPU itself form one party. Each lane on other GPUs that attends to KV on this GPU is another party.
     """
     G = gpu_at(S, g)
     local, parties = 0, 0
@@ -88,11 +88,11 @@ def share_time(S: int, p: int, g: int) -> None:
 
 @jit
 def lend(S: int, p: int) -> None:
-    """Reduce the rates of a pool's lanes by the waits and losses that remote attention causes.
+    """Reduce the rates of a pool's lanes by the delays that remote attention causes.
 
-    Remote attention waits for the kernel that is running on the GPU, and then has the GPU to itself. The GPU's time is
-    shared by max-min fairness. Each lane on other GPUs asks for the time of its remote attention, and the GPU's own
-    lanes together ask for all of the time.
+    Remote attention waits for the GPU kernel that is running, and then has the GPU to itself. The GPU's time is divided
+    by max-min fairness. Each lane on other GPUs asks for the time of its remote attention, and the GPU's own lanes
+    together ask for all of the time.
     """
     W = world(S)
     lent = 0

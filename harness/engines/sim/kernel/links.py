@@ -1,4 +1,4 @@
-"""Links: they move transfers in pieces, the most urgent transfer first."""
+"""Links, each of which moves its parts of transfers piece by piece, the most urgent part first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from harness.engines.sim.state import *
 
 @jit
 def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
-    """Create a transfer without parts as the latest in order of issue, and return its row."""
+    """Create a transfer without parts, the latest in order of issue, and return its row.
+
+    After its last part has been moved, the transfer takes another `fixed` seconds.
+    """
     W = world(S)
     x = W.transfer_free
     X = xfer_at(S, x)
@@ -46,7 +49,7 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
 
 @jit
 def add_part(S: int, x: int, link: int, nbytes: float) -> None:
-    """Give a transfer a part of `nbytes` bytes on one link."""
+    """Add a part of `nbytes` bytes on one link to a transfer."""
     W = world(S)
     p = W.transfer_free
     Q = xfer_at(S, p)
@@ -62,7 +65,7 @@ def add_part(S: int, x: int, link: int, nbytes: float) -> None:
 
 @jit
 def awaited(S: int, i: int) -> bool:
-    """Tell whether an open lane with members waits for an instance's weights."""
+    """Tell whether some batch of an instance has members and an open lane, and therefore needs the weights."""
     for b in range(world(S).n_batches):
         B = batch_at(S, b)
         if B.inst == i and (lane_at(S, 2 * b).open or lane_at(S, 2 * b + 1).open):
@@ -74,7 +77,10 @@ def awaited(S: int, i: int) -> bool:
 
 @jit
 def foremost(S: int, link: int) -> int:
-    """Return the part that a link moves next: KV, then awaited weights, then prefetches; each in order of issue."""
+    """Return the part that a link moves next: KV first, then weights that lanes await, then other weights.
+
+    Parts of the same urgency keep the order of the link's queue. Return -1 if no part is queued.
+    """
     K = link_at(S, link)
     if K.kv_head >= 0:
         return K.kv_head
@@ -87,7 +93,7 @@ def foremost(S: int, link: int) -> int:
 
 @jit
 def move_on(S: int, link: int) -> None:
-    """Start the most urgent part that is queued on a link; the link becomes idle if its queue is empty."""
+    """Start the most urgent part in a link's queue; if the queue is empty, the link becomes idle."""
     W = world(S)
     K = link_at(S, link)
     K.current = foremost(S, link)
@@ -102,7 +108,7 @@ def move_on(S: int, link: int) -> None:
 
 @jit
 def interrupt(S: int, link: int) -> None:
-    """Stop a link after the piece that it is sending, so that a more urgent part can go first."""
+    """Stop a link after the piece that it is moving, so that a more urgent part can go next."""
     W = world(S)
     K = link_at(S, link)
     if K.end > W.now:
@@ -114,7 +120,10 @@ def interrupt(S: int, link: int) -> None:
 
 @jit
 def append_part(S: int, link: int, p: int, weights: int) -> None:
-    """Queue a part on a link behind the parts of its kind, KV or weights, and let the link start it if it is urgent."""
+    """Queue a part on a link behind the parts of its kind, KV or weights.
+
+    An idle link starts the part at once. KV interrupts a link that is moving weights.
+    """
     W = world(S)
     K = link_at(S, link)
     xfer_at(S, p).next = -1
@@ -142,7 +151,7 @@ def append_part(S: int, link: int, p: int, weights: int) -> None:
 
 @jit
 def rank_links(S: int) -> None:
-    """Interrupt links that move a prefetch while weights that lanes now wait for are queued behind it."""
+    """Interrupt the links that move a prefetch while weights that lanes now await are queued behind it."""
     for k in range(world(S).n_links):
         K = link_at(S, k)
         if K.weights_parts > 1 and K.kv_head < 0 and foremost(S, k) != K.current:
@@ -153,7 +162,7 @@ def rank_links(S: int) -> None:
 def set_end(S: int, x: int) -> None:
     """Schedule the end of a transfer whose parts have all been moved.
 
-    The transfer ends after its tail time, counted from now.
+    The transfer ends `tail_s` seconds from now.
     """
     W = world(S)
     X = xfer_at(S, x)
@@ -171,7 +180,7 @@ def set_end(S: int, x: int) -> None:
 
 @jit
 def launch(S: int, x: int) -> None:
-    """Put a transfer's parts on their links."""
+    """Queue a transfer's parts on their links."""
     X = xfer_at(S, x)
     X.stage = LINK
     for p in transfers(S, X.first_part):
@@ -183,7 +192,10 @@ def launch(S: int, x: int) -> None:
 
 @jit
 def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
-    """Start the transfer of a request's KV between two accounts that both have memory for it; return its row."""
+    """Start the transfer of a request's KV from account `src` to account `dst`; return the transfer's row.
+
+    Both accounts must have memory for the KV.
+    """
     x = new_transfer(S, kind, dst, -1, 0.0, 0.0)
     X = xfer_at(S, x)
     X.request = r
@@ -196,11 +208,11 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 
 @jit
 def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
-    """Add the parts of a KV transfer to the links that it uses.
+    """Create the parts of a KV transfer on the links that it uses.
 
-    A transfer from or to a host uses PCIe. Between GPUs, it uses their peer link if they have one, else PCIe through
-    the host. Between GPU groups of different degrees, the KV is split again: the share of each new GPU comes in equal
-    parts from the GPUs of the old group.
+    A transfer from or to a host uses PCIe. A transfer between GPUs uses their direct link, or PCIe through the host if
+    they have none. Between groups of different numbers of GPUs, the KV is split anew: each new GPU's share comes in
+    equal parts from GPUs of the old group.
     """
     I, J = inst_at(S, src), inst_at(S, dst)
     if I.is_host:
@@ -226,7 +238,7 @@ def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
 
 @jit
 def release(S: int, x: int) -> None:
-    """Free the row of a transfer that is over, and the rows of its parts."""
+    """Free the row of a transfer that has ended, and the rows of its parts that were not moved."""
     W = world(S)
     prev, nxt = xfer_at(S, x).prev, xfer_at(S, x).next
     if prev >= 0:
@@ -249,7 +261,7 @@ def release(S: int, x: int) -> None:
 
 @jit
 def end_part(S: int, link: int) -> None:
-    """End the part, or the pieces of a part, that a link has just moved, and start the most urgent part next."""
+    """End the part, or the pieces of a part, that a link has just moved; then start the link's most urgent part."""
     W = world(S)
     K = link_at(S, link)
     p = K.current

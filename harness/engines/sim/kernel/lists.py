@@ -1,4 +1,7 @@
-"""A batch's lists of members, and its heap of decoding members, ordered by the tick at which they finish."""
+"""A batch's lists of members, and its heap of decoding members, ordered by the tick at which they finish.
+
+A batch's tick is the number of decode steps that it has run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from harness.engines.sim.state import *
 
 @jit
 def push(S: int, b: int, lst: int, r: int, front: int) -> None:
-    """Insert a request into a list in order of Admit, searching from the tail or, with `front`, from the head."""
+    """Insert a request into one of a batch's lists, in order of admission.
+
+    Search for its place from the tail or, with `front`, from the head.
+    """
     seq = req_at(S, r).seq
     head, tail = batch_at(S, b).ends[2 * lst], batch_at(S, b).ends[2 * lst + 1]
     if front:
@@ -37,7 +43,7 @@ def push(S: int, b: int, lst: int, r: int, front: int) -> None:
 
 @jit
 def unlink(S: int, b: int, lst: int, r: int) -> None:
-    """Take a request out of a list."""
+    """Remove a request from one of a batch's lists."""
     prev, nxt = req_at(S, r).prev, req_at(S, r).next
     if prev >= 0:
         req_at(S, prev).next = nxt
@@ -54,7 +60,10 @@ def unlink(S: int, b: int, lst: int, r: int) -> None:
 
 @jit
 def meld(S: int, x: int, y: int) -> int:
-    """Join two pairing heaps of requests by the tick at which they finish, then by id; return the root."""
+    """Merge two pairing heaps of requests, and return the root.
+
+    Requests are ordered by the tick at which they finish, then by id.
+    """
     if x < 0:
         return y
     if y < 0:
@@ -72,7 +81,10 @@ def meld(S: int, x: int, y: int) -> int:
 
 @jit
 def meld_children(S: int, r: int) -> int:
-    """Join the heaps of r's children into one: first in pairs from the left, then pair by pair from the right."""
+    """Merge the heaps of r's children, and return the root.
+
+    Neighbours are first merged in pairs from the left; the results are then merged one by one from the right.
+    """
     c = req_at(S, r).heap_child
     pairs = -1
     while c >= 0:
@@ -100,7 +112,7 @@ def meld_children(S: int, r: int) -> int:
 
 @jit
 def heap_insert(S: int, b: int, r: int) -> None:
-    """Insert a request into its batch's heap, which is ordered by the tick at which requests finish."""
+    """Insert a request into its batch's heap of decoding members."""
     q = req_at(S, r)
     q.heap_child = -1
     q.heap_next = -1
@@ -110,7 +122,7 @@ def heap_insert(S: int, b: int, r: int) -> None:
 
 @jit
 def heap_delete(S: int, b: int, r: int) -> None:
-    """Remove a request from its batch's heap, at any position."""
+    """Remove a request from its batch's heap of decoding members, at any position in the heap."""
     if batch_at(S, b).root == r:
         batch_at(S, b).root = meld_children(S, r)
         return

@@ -1,4 +1,4 @@
-"""The event loop: at each instant it takes in arrivals, ends what is due, and starts new steps."""
+"""The event loop: at each instant it receives arrivals, ends what is due, and starts new steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from harness.engines.sim.state import *
 
 @jit
 def next_arrival(S: int) -> int:
-    """Return the next request to arrive, or -1 if none is known yet.
+    """Return the request that arrives next, or -1 if none is known yet.
 
-    It has an arrival time of its own, or a closed-loop client has sent it.
+    The workload gives the request's arrival time, or a closed-loop client sends the request after its previous one.
     """
     W = world(S)
     r, x = -1, W.sent_head
@@ -33,7 +33,7 @@ def next_arrival(S: int) -> int:
 
 @jit
 def receive(S: int, r: int) -> None:
-    """Take in a request that has arrived."""
+    """Record that a request has arrived, and remove it from the requests to come."""
     W = world(S)
     q = req_at(S, r)
     if r < W.opened:
@@ -50,7 +50,7 @@ def receive(S: int, r: int) -> None:
 
 @jit
 def next_time(S: int) -> float:
-    """Return the time at which the next step or transfer ends."""
+    """Return the time at which the next step, span, transfer, part on a link, or turn of an idle lane ends."""
     W = world(S)
     t = INF
     for p in range(W.n_gpus):
@@ -71,7 +71,7 @@ def next_time(S: int) -> float:
 
 @jit
 def end_lanes(S: int) -> bool:
-    """End all steps that are due now, in order of their lanes. Return False if a log is full."""
+    """End all steps and spans that are due now, in order of their lanes. Return False if a log is full."""
     W = world(S)
     soon = W.now + HALF_NS
     while True:
@@ -91,7 +91,7 @@ def end_lanes(S: int) -> bool:
 
 @jit
 def form_all(S: int) -> bool:
-    """Finish the instant: grant memory, start the steps that begin now, set rates. Return False if a log is full."""
+    """Complete the instant: grant memory, start new steps and set rates. Return False if a log is full."""
     W = world(S)
     if W.formed_s + HALF_NS < W.now:
         W.formed_s = W.now
@@ -134,7 +134,7 @@ def form_all(S: int) -> bool:
 
 @jit
 def end_transfers(S: int, soon: float) -> None:
-    """End the transfers that end now, in order of issue."""
+    """End the transfers that are due by time `soon`, in order of issue."""
     W = world(S)
     prev, x = -1, W.ending_head
     while x >= 0:
@@ -152,9 +152,10 @@ def end_transfers(S: int, soon: float) -> None:
 
 @jit
 def end_all(S: int) -> bool:
-    """End all that is due now: parts on links, transfers in order of issue, then steps and turns in order of lanes.
+    """End everything that is due now. Return False if a log is full.
 
-    Return False if a log is full.
+    Parts on links end first, then transfers in order of issue, then steps in order of lanes, then turns in order of
+    lanes.
     """
     W = world(S)
     soon = W.now + HALF_NS
@@ -177,10 +178,10 @@ def end_all(S: int) -> bool:
 
 @jit
 def advance(S: int, until: float) -> int:
-    """Run until there is an event that the policy hears, until time `until`, or until the end of the run.
+    """Simulate until there is an event that the policy receives, until time `until`, or until the end of the run.
 
     Return TOLD if there are events to read, and GROW if a log is full or the next arrival has no record yet. Return
-    OVER if `until` is infinite and nothing more can happen before the end of the run. Else return NOTHING.
+    OVER if `until` is infinite and nothing more can happen before the end of the run. Otherwise return NOTHING.
     """
     W = world(S)
     forever = until == INF

@@ -1,4 +1,4 @@
-"""Members of batches: the lists, heaps and counters into which a request is entered, and from which it is removed."""
+"""Members of batches: how requests enter and leave their batches' lists, heaps and counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from harness.engines.sim.state import *
 
 @jit
 def quit_batch(S: int, r: int) -> None:
-    """Remove a request from its instance's count of members; if none is left, evict an instance that is draining."""
+    """Decrease the member count of a request's instance by one.
+
+    If no member is left and the instance is draining, remove the instance's weights.
+    """
     i = batch_at(S, req_at(S, r).batch).inst
     inst_at(S, i).members -= 1
     if inst_at(S, i).state == DRAINING and inst_at(S, i).members == 0:
@@ -25,7 +28,10 @@ def quit_batch(S: int, r: int) -> None:
 
 @jit
 def end(S: int, r: int, state: int, t: float) -> None:
-    """End a request that is in no list: free its KV blocks, fail its pending action and report its end."""
+    """End a request that is in no list: free its KV blocks, fail its pending action and report its end.
+
+    `state` is DONE, DROPPED or FAILED. In a closed loop, the client's next request is scheduled.
+    """
     W = world(S)
     q = req_at(S, r)
     charge(S, r, t)
@@ -50,9 +56,9 @@ def end(S: int, r: int, state: int, t: float) -> None:
 
 @jit
 def send(S: int, r: int, t: float) -> None:
-    """Schedule the arrival of request r of a closed-loop client, whose previous request ended at time t.
+    """Schedule the arrival of a closed-loop client's request r; the client's previous request ended at time t.
 
-    Requests that were sent and have not arrived form a list in order of arrival.
+    Requests that were sent but have not arrived form a list in order of arrival.
     """
     W = world(S)
     q = req_at(S, r)
@@ -77,7 +83,7 @@ def send(S: int, r: int, t: float) -> None:
 
 @jit
 def join(S: int, b: int, r: int) -> None:
-    """Let a parked member take part in decode steps from now on."""
+    """Move a parked member to the running members, so that it takes part in the batch's decode steps."""
     W = world(S)
     q = req_at(S, r)
     B = batch_at(S, b)
@@ -102,7 +108,7 @@ def join(S: int, b: int, r: int) -> None:
 
 @jit
 def leave_run(S: int, b: int, r: int) -> None:
-    """Take a running member out of the decode steps, at a step boundary; the caller sets its next state."""
+    """Remove a member from the running members, at a step boundary. The caller sets its next state."""
     W = world(S)
     q = req_at(S, r)
     B = batch_at(S, b)
@@ -128,7 +134,7 @@ def leave_run(S: int, b: int, r: int) -> None:
 
 @jit
 def set_parked(S: int, b: int, r: int) -> None:
-    """Put a member into the parked list, whose members are in no step.
+    """Put a member into its batch's parked list, whose members are in no step.
 
     The member must be in no other list, and its batch must be able to attend to its KV.
     """
@@ -140,7 +146,7 @@ def set_parked(S: int, b: int, r: int) -> None:
 
 @jit
 def park(S: int, b: int, r: int) -> None:
-    """Park a member as `set_parked` does, and wake the lanes that could decode for it."""
+    """Call `set_parked` for a member, and wake the lanes that could decode for it."""
     set_parked(S, b, r)
     wake(S, 2 * b + 1)
     if lane_at(S, 2 * b).kind == MIXED:
@@ -149,9 +155,9 @@ def park(S: int, b: int, r: int) -> None:
 
 @jit
 def settle_kv(S: int, b: int, r: int) -> None:
-    """Put a member that has its whole KV and is in no list into the parked list.
+    """Park a member that has its whole KV and is in no list.
 
-    If its batch cannot attend to the KV where it lies, the member is listed as away instead.
+    If its batch cannot attend to the KV where it is stored, put the member into the list ELSEWHERE instead.
     """
     if account_of(S, b, r) >= 0:
         park(S, b, r)
@@ -162,7 +168,10 @@ def settle_kv(S: int, b: int, r: int) -> None:
 
 @jit
 def queue(S: int, b: int, r: int, front: int) -> None:
-    """Queue a member for its prefill; the member has no KV and is in no list yet."""
+    """Queue a member for its prefill. The member must have no KV and be in no list.
+
+    Search for its place in the queue from the tail or, with `front`, from the head.
+    """
     q = req_at(S, r)
     q.state = WAIT
     q.prefilled = 0
@@ -176,9 +185,9 @@ def queue(S: int, b: int, r: int, front: int) -> None:
 
 @jit
 def leave_step(S: int, r: int) -> None:
-    """Take a request out of a sliced step that is between two slices.
+    """Remove a request from a sliced step that is between two slices.
 
-    The work that earlier slices have done for the request is lost.
+    A slice of a step runs some of the model's layers. The work that earlier slices have done for the request is lost.
     """
     q = req_at(S, r)
     n = lane_at(S, 2 * q.batch)
@@ -197,7 +206,7 @@ def leave_step(S: int, r: int) -> None:
 
 @jit
 def unlist(S: int, r: int) -> None:
-    """Take a request that is not in a step out of its batch's list; its KV blocks stay."""
+    """Remove a request that is not in a running step from its batch's list; the request keeps its KV blocks."""
     q = req_at(S, r)
     b = q.batch
     if q.state == WAIT:
@@ -230,9 +239,9 @@ def unlist(S: int, r: int) -> None:
 
 @jit
 def rest(S: int, b: int) -> None:
-    """Park a batch's running members if none of its lanes is open for decodes or is in a step with decodes.
+    """Park a batch's running members, with their KV, if no lane decodes for them.
 
-    The members keep their KV.
+    That is the case if no lane is open for decodes and no step with decodes is in flight.
     """
     if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0):
         return
@@ -246,7 +255,7 @@ def rest(S: int, b: int) -> None:
 
 @jit
 def in_step(S: int, r: int) -> bool:
-    """Tell whether a request is part of a step in flight."""
+    """Tell whether a request takes part in a step in flight."""
     q = req_at(S, r)
     if q.state == WAIT:
         return q.piece > 0 and lane_at(S, 2 * q.batch).busy != IDLE
@@ -258,7 +267,10 @@ def in_step(S: int, r: int) -> bool:
 
 @jit
 def refuse(S: int, x: int, how: int) -> None:
-    """Fail a move of KV that cannot take place, because the KV is gone or can never fit at its target."""
+    """Fail a KV move that cannot take place, because the KV is gone or can never fit at its target.
+
+    `how` is GONE or NEVER.
+    """
     act_ = xfer_at(S, x).action
     release(S, x)
     done(S, act_, how)
@@ -266,7 +278,11 @@ def refuse(S: int, x: int, how: int) -> None:
 
 @jit
 def turn_down(S: int, what: int, arg: int) -> None:
-    """Fail an action on a request, because the action can no longer take place."""
+    """Fail a pending KV move or discard, because it can no longer take place.
+
+    `what` is the code of the pending action (P_*). `arg` is the row of the move's transfer, or the number of the
+    discard's action. Other pending actions need no report.
+    """
     if what == P_MOVE:
         refuse(S, arg, GONE)
     elif what == P_DISCARD:

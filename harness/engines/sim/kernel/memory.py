@@ -1,4 +1,4 @@
-"""KV memory of accounts: granules, limits, what fits, and the watermark."""
+"""KV memory of accounts: units of allocation (granules), limits, checks for room, and the watermark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness.engines.sim.state import *
 
 @jit
 def kv_bytes(S: int, i: int, blocks: int) -> int:
-    """Return the bytes that an account takes on each GPU for `blocks` blocks.
+    """Return the bytes per GPU that an account takes for `blocks` blocks.
 
-    The account takes its pages in use or, if that is more, as many granules (blocks or pages) as the blocks need.
+    The account takes the granules (blocks or pages) that the blocks need, or all its pages in use if these are more.
     """
     I = inst_at(S, i)
     return I.granule * max(I.pages, packed(S, i, blocks))
@@ -22,23 +22,26 @@ def kv_bytes(S: int, i: int, blocks: int) -> int:
 
 @jit
 def packed(S: int, i: int, blocks: int) -> int:
-    """Return the fewest granules that hold `blocks` blocks; a granule is a block or, with elastic KV, a page."""
+    """Return the smallest number of granules that can store `blocks` blocks.
+
+    A granule is a block or, with elastic KV, a page.
+    """
     I = inst_at(S, i)
     return (blocks + I.granule_blocks - 1) // I.granule_blocks
 
 
 @jit
 def held_bytes(S: int, i: int, blocks: int) -> int:
-    """Return the bytes that `blocks` blocks take on each GPU beyond the account's reserve.
+    """Return the bytes per GPU that `blocks` blocks take beyond the account's KV reserve.
 
-    The reserve is charged together with the weights, and is used first.
+    Blocks fill the reserve first. The reserve's memory is counted together with the weights.
     """
     return max(0, kv_bytes(S, i, blocks) - inst_at(S, i).kept)
 
 
 @jit
 def put(S: int, i: int, n: int) -> None:
-    """Take n blocks of an account on each of its GPUs; a negative n frees blocks."""
+    """Take n blocks for an account on each of its GPUs; if n is negative, free -n blocks."""
     W = world(S)
     I = inst_at(S, i)
     I.blocks += n
@@ -58,9 +61,9 @@ def put(S: int, i: int, n: int) -> None:
 
 @jit
 def keep(S: int, i: int, nbytes: int) -> None:
-    """Set the bytes of an account's KV reserve; KV that is in the account stays.
+    """Set an account's KV reserve to `nbytes` bytes per GPU; KV in the account stays.
 
-    The reserve is charged while the instance's weights are in memory.
+    The reserve is counted while the instance's weights are in memory.
     """
     inst_at(S, i).kept = nbytes
     put(S, i, 0)
@@ -68,7 +71,7 @@ def keep(S: int, i: int, nbytes: int) -> None:
 
 @jit
 def is_on(S: int, i: int, g: int) -> bool:
-    """Tell whether an instance is on a GPU."""
+    """Tell whether GPU g is one of an instance's GPUs."""
     for j in range(inst_at(S, i).gpu_count):
         if inst_at(S, i).gpus[j] == g:
             return True
@@ -77,7 +80,7 @@ def is_on(S: int, i: int, g: int) -> bool:
 
 @jit
 def asked_bytes(S: int, x: int) -> int:
-    """Return the bytes that a load or move that still waits for memory will take on each of its GPUs."""
+    """Return the bytes per GPU that a load or KV move still waits for."""
     X = xfer_at(S, x)
     if X.kind != SHIFT:
         return int(X.bytes)
@@ -86,7 +89,7 @@ def asked_bytes(S: int, x: int) -> int:
 
 @jit
 def promised(S: int, g: int) -> int:
-    """Return the bytes of a GPU for which loads and moves are waiting; elastic KV counts in whole granules."""
+    """Return the bytes of a GPU for which loads and KV moves are waiting; elastic KV counts in whole pages."""
     W = world(S)
     total = gpu_at(S, g).waiting
     if not W.elastic or total == 0:
@@ -101,7 +104,10 @@ def promised(S: int, g: int) -> int:
 
 @jit
 def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
-    """Return the bytes that an account would hold beyond its reserve with n more blocks; `grow_` is as in `fits`."""
+    """Return the bytes per GPU that an account would take beyond its reserve with n more blocks.
+
+    `fits` explains `grow_`.
+    """
     I = inst_at(S, i)
     if grow_ == 2:
         return max(0, kv_bytes(S, i, I.blocks + n) - I.granule * (I.gone // I.granule_blocks) - I.kept)
@@ -110,7 +116,7 @@ def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
 
 @jit
 def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks would exceed an account's KV limit; `grow_` is as in `fits`."""
+    """Tell whether n more blocks would exceed an account's KV limit; `fits` explains `grow_`."""
     I = inst_at(S, i)
     return I.limit >= 0 and grown_bytes(S, i, n, grow_) > I.limit
 
@@ -119,9 +125,9 @@ def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Tell whether n more KV blocks fit in an account now; contiguous KV needs room for them as one chunk.
 
-    `grow_` is 0 for a prompt and 1 for growth. With 2, the check is for growth after all KV on its way to host memory
-    has left: it assumes that this KV frees as many granules as its blocks fill. A prompt cannot use memory for which a
-    load or move waits, but growth can.
+    `grow_` is 0 for a new prompt, 1 for growth, and 2 for growth after all KV that is being swapped out has left. A new
+    prompt cannot use memory for which a load or KV move waits, but growth can. With 2, the KV that leaves is assumed to
+    free as many granules as its blocks fill.
     """
     W = world(S)
     if W.unlimited:
@@ -139,7 +145,10 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def needs(S: int, f: int, d0: int, k: int) -> int:
-    """Return the blocks that a batch's decode steps take in its account f at ticks d0 .. d0 + k - 1."""
+    """Return the number of blocks in account f that a batch's decode steps take at ticks d0 to d0 + k - 1.
+
+    A tick is one decode step of the batch. `f` is the batch's entry for the account.
+    """
     W = world(S)
     if W.reserves:
         return 0
@@ -177,7 +186,7 @@ def touches(S: int, b: int, i: int) -> bool:
 
 @jit
 def holds(S: int, b: int, i: int) -> bool:
-    """Tell whether a batch uses the KV account of an instance: as its own, or for remote KV of its running members."""
+    """Tell whether a batch uses account i, as its own account or for remote KV of its running members."""
     if batch_at(S, b).inst == i:
         return True
     for f in remotes(S, b):
@@ -188,7 +197,7 @@ def holds(S: int, b: int, i: int) -> bool:
 
 @jit
 def never(S: int, i: int, n: int) -> bool:
-    """Tell whether an account could not hold n blocks even if it were alone on its GPUs."""
+    """Tell whether n blocks can never fit in an account, even if the account is alone on its GPUs."""
     W = world(S)
     if W.unlimited:
         return False
@@ -199,7 +208,7 @@ def never(S: int, i: int, n: int) -> bool:
 
 @jit
 def watermark(S: int, i: int) -> int:
-    """Return the blocks that must stay free in an account that holds KV when another prompt is admitted."""
+    """Return the blocks that must stay free when a prompt is admitted to an account that already stores KV."""
     W = world(S)
     if W.unlimited or W.watermark <= 0.0:
         return 0

@@ -1,4 +1,4 @@
-"""Actions on requests: they take effect at once or, for a request in a step or a KV move, once that has ended."""
+"""Actions on requests: they take effect at once or, if the request is in a step or a KV move, after its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.engines.sim.state import *
 
 @jit
 def catch_up(S: int, r: int) -> None:
-    """Carry out the pending actions on a request whose step or KV move has ended; an admission comes first."""
+    """Carry out a request's pending actions after its step or KV move has ended; an admission comes first."""
     q = req_at(S, r)
     b, what, arg = q.pending_batch, q.pending, q.pending_arg
     if b >= 0:
@@ -38,7 +38,7 @@ def catch_up(S: int, r: int) -> None:
 
 @jit
 def pending(S: int, b: int) -> None:
-    """Carry out the pending actions on those members of a batch that are in no step any more."""
+    """Carry out the pending actions of those members of a batch that are no longer in a step."""
     for lst in (WAITING, RUNNING, PARKED):
         for r in listed(S, b, lst):
             if not in_step(S, r):
@@ -47,7 +47,10 @@ def pending(S: int, b: int) -> None:
 
 @jit
 def act(S: int, r: int, what: int, arg: int) -> None:
-    """Apply an action to a request that is in no step."""
+    """Apply an action to a request that is in no step.
+
+    `what` is the action's code (P_*), and `arg` is its argument.
+    """
     W = world(S)
     if what == P_ADMIT:
         admit_now(S, r, arg, next_seq(S))
@@ -62,7 +65,11 @@ def act(S: int, r: int, what: int, arg: int) -> None:
 
 @jit
 def on_request(S: int, r: int, what: int, arg: int) -> None:
-    """Apply an action to a request now or, if the request is in a step or a KV move, when that has ended."""
+    """Apply an action to a request now or, if the request is in a step or a KV move, after its end.
+
+    A later admission replaces a pending one. One other action can be pending as well: a drop replaces it, and any other
+    later action fails.
+    """
     q = req_at(S, r)
     if q.state != MOVE and not in_step(S, r):
         act(S, r, what, arg)
@@ -87,9 +94,9 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
 
 @jit
 def next_seq(S: int) -> int:
-    """Return the next place in the order of Admit.
+    """Return the next number in the order of admissions.
 
-    The place is taken when the action is issued, even if the admission then waits for a step boundary.
+    An admission gets its number when the action is issued, even if the admission then waits for a step boundary.
     """
     W = world(S)
     W.seq += 1
@@ -98,9 +105,9 @@ def next_seq(S: int) -> int:
 
 @jit
 def admit_now(S: int, r: int, b: int, seq: int) -> None:
-    """Admit a request to a batch and remove it from its old one.
+    """Admit a request to a batch, and remove it from its previous batch if it has one.
 
-    Its KV stays where it is, but partly built KV on other GPUs is dropped.
+    The request's KV stays where it is, but the KV of an unfinished prefill on other GPUs is dropped.
     """
     W = world(S)
     q = req_at(S, r)
@@ -141,7 +148,10 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
 
 @jit
 def swapped_out(S: int, r: int) -> None:
-    """Put a preempted member back into its old place in the queue, to be swapped in; its KV is now in host memory."""
+    """Put a preempted member, whose KV is now in host memory, back into its old place in the queue.
+
+    The member waits there until its KV is swapped in.
+    """
     q = req_at(S, r)
     b = q.batch
     unlink(S, b, ELSEWHERE, r)
@@ -156,7 +166,7 @@ def swapped_out(S: int, r: int) -> None:
 
 @jit
 def discard_now(S: int, r: int, act_: int) -> None:
-    """Free a member's KV and put the member back into its old place in the queue for a recompute."""
+    """Free a member's KV, and put the member back into its old place in the queue to recompute the KV."""
     W = world(S)
     q = req_at(S, r)
     done(S, act_, GONE if q.home < 0 else OK)
@@ -171,9 +181,10 @@ def discard_now(S: int, r: int, act_: int) -> None:
 
 @jit
 def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
-    """Move a request's KV to the account `to`, or discard it if `to` is -1.
+    """Move a request's KV to the account `to`, or discard the KV if `to` is -1.
 
-    If the request is in a step or a KV move, this happens when that has ended.
+    If the request is in a step or a KV move, this happens after its end. With `attend`, the request's batch attends to
+    the KV there. `act_` is the action's number.
     """
     if to < 0:
         on_request(S, r, P_DISCARD, act_)
@@ -185,13 +196,16 @@ def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
 
 @jit
 def movable(S: int, r: int, discard: int) -> bool:
-    """Tell whether a member has KV to move or, with `discard`, to drop; partly built KV can only be dropped."""
+    """Tell whether a member has KV that can be moved or, with `discard`, dropped.
+
+    The KV of a queued member (swapped out, or of an unfinished prefill) can only be dropped.
+    """
     return req_at(S, r).home >= 0 and (discard != 0 or req_at(S, r).state != WAIT)
 
 
 @jit
 def movables(S: int, b: int, discard: int) -> int:
-    """Count the members of a batch whose KV is `movable`."""
+    """Count the members of a batch for which `movable` is true."""
     n = 0
     for lst in range(4):
         for r in listed(S, b, lst):
@@ -201,7 +215,7 @@ def movables(S: int, b: int, discard: int) -> int:
 
 @jit
 def members(S: int, b: int) -> int:
-    """Start a walk through a batch's members in order of Admit; return the first member, or -1."""
+    """Start an iteration over a batch's members in order of admission; return the first member, or -1."""
     for lst in range(4):
         world(S).walk[lst] = batch_at(S, b).ends[2 * lst]
     return next_member(S)
@@ -209,7 +223,10 @@ def members(S: int, b: int) -> int:
 
 @jit
 def next_member(S: int) -> int:
-    """Return the next member of the walk that `members` began, or -1; visited members may change lists meanwhile."""
+    """Return the next member of the iteration that `members` started, or -1.
+
+    Members that were returned before may change lists meanwhile.
+    """
     W = world(S)
     at, r = -1, -1
     for lst in range(4):
@@ -223,7 +240,10 @@ def next_member(S: int) -> int:
 
 @jit
 def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
-    """Move the KV of all members of a batch to the account `to`, or discard it if `to` is -1."""
+    """Move the KV of all members of a batch to the account `to`, or discard it if `to` is -1.
+
+    With `attend`, the batch attends to the KV there. `act_` is the action's number.
+    """
     r = members(S, b)
     while r >= 0:
         if movable(S, r, int(to < 0)):
@@ -233,7 +253,10 @@ def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
 
 @jit
 def move_now(S: int, r: int, x: int) -> None:
-    """Queue the move of a request's KV, which waits for memory at its new home."""
+    """Queue transfer x of a request's KV, which then waits for memory in its target account.
+
+    The move ends at once if the KV is there already. It fails if there is no KV to move, or if the KV can never fit.
+    """
     W = world(S)
     q = req_at(S, r)
     X = xfer_at(S, x)
@@ -279,7 +302,7 @@ def move_now(S: int, r: int, x: int) -> None:
 
 @jit
 def withdraw(S: int, x: int) -> bool:
-    """Cancel a transfer that still waits for memory; return whether its action has no other part left.
+    """Cancel a transfer that still waits for memory; return whether all parts of its action have now ended.
 
     The end of the action is not reported.
     """
@@ -314,7 +337,7 @@ def back_from_move(S: int, r: int) -> None:
 
 @jit
 def arrive(S: int, x: int) -> None:
-    """Complete a transfer: from now on, loaded weights can be used, or moved KV belongs to its new account."""
+    """Complete a transfer: loaded weights become usable, or moved KV now belongs to its target account."""
     W = world(S)
     X = xfer_at(S, x)
     kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action

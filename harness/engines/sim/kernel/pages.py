@@ -1,13 +1,13 @@
-"""Pages of elastic KV as kvcached hands them out: how full each is, and which requests have blocks in it.
+"""Pages of elastic KV as kvcached allocates them: how full each page is, and which requests have blocks in it.
 
-A block comes from the page that last got a free one (kvcached/kv_cache_manager.py at 020c6ea, `_alloc`). A page is
-freed once all its blocks are free (`free`). A request frees its blocks from the last to the first (vLLM's
-v1/core/single_type_kv_cache_manager.py, `free`). Since requests that end at different times share pages, some pages
-stay mapped for a few blocks.
+A new block comes from the page in which a block became free most recently (kvcached/kv_cache_manager.py at 020c6ea,
+`_alloc`). A page is freed once all its blocks are free (`free`). A request frees its blocks from the last to the first
+(vLLM's v1/core/single_type_kv_cache_manager.py, `free`). Requests that end at different times share pages, so some
+pages stay mapped for a few blocks.
 
-An account counts blocks as it takes them (`memory.put`). Blocks of a span's steps get their pages only when it matters:
-at the span's end, or before other requests take or free blocks of the account. Until then only their number is counted:
-they are assumed to fill the free blocks of mapped pages first, and then new pages.
+An account counts blocks when it takes them (`memory.put`). The blocks of a span's steps are assigned to pages only when
+necessary: at the span's end, or before other requests take or free blocks of the account. Until then only their number
+is counted. They are assumed to fill the free blocks of mapped pages first, and then new pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.engines.sim.state import *
 
 @jit
 def unlink_page(S: int, i: int, p: int) -> None:
-    """Remove a page from an account's list of pages with a free block."""
+    """Remove a page from an account's list of pages that have a free block."""
     P = page_at(S, p)
     if P.prev >= 0:
         page_at(S, P.prev).next = P.next
@@ -33,7 +33,7 @@ def unlink_page(S: int, i: int, p: int) -> None:
 
 @jit
 def link_page(S: int, i: int, p: int) -> None:
-    """Append a page to an account's list of pages with a free block; the last page of the list is filled next."""
+    """Append a page to an account's list of pages that have a free block; the list's last page is filled next."""
     I, P = inst_at(S, i), page_at(S, p)
     P.prev = I.open
     P.next = -1
@@ -59,9 +59,9 @@ def new_page(S: int, i: int) -> None:
 
 @jit
 def fill(S: int, i: int, n: int, extents: int) -> int:
-    """Find pages for n blocks that an account has taken for one request, and append them to its list of extents.
+    """Assign pages to n blocks that an account has taken for one request; return the request's new last extent.
 
-    `extents` is the request's last extent so far (-1: none). Return its new last extent.
+    An extent is a group of a request's blocks in one page. `extents` is the request's last extent so far (-1: none).
     """
     W, I = world(S), inst_at(S, i)
     if not W.paged or I.granule_blocks == 1:
@@ -84,7 +84,10 @@ def fill(S: int, i: int, n: int, extents: int) -> int:
 
 @jit
 def new_extent(S: int, p: int, before: int) -> int:
-    """Return an empty extent in a page, linked to `before`, the request's last extent so far."""
+    """Return an empty extent in page p.
+
+    An extent is a group of a request's blocks in one page. `before` is the request's last extent so far (-1: none).
+    """
     W = world(S)
     x = W.extent_free
     if x >= 0:
@@ -101,7 +104,10 @@ def new_extent(S: int, p: int, before: int) -> int:
 
 @jit
 def empty(S: int, i: int, extents: int) -> None:
-    """Free a request's extents in an account, and the pages in which no other request has a block."""
+    """Free a request's extents in an account, and the pages that then have no block in use.
+
+    `extents` is the request's last extent there.
+    """
     W, I = world(S), inst_at(S, i)
     W.emptied += 1
     x = extents
@@ -128,7 +134,10 @@ def empty(S: int, i: int, extents: int) -> None:
 
 @jit
 def enlist(S: int, b: int, r: int) -> None:
-    """Add a joining member to a ring of members that need a new block at the same ticks, ordered by Admit."""
+    """Add a new running member to the ring of members that need a new block at the same ticks.
+
+    A tick is one decode step of the batch. The ring is in order of admission.
+    """
     W, B, q = world(S), batch_at(S, b), req_at(S, r)
     if not W.paged:
         return
@@ -153,7 +162,7 @@ def enlist(S: int, b: int, r: int) -> None:
 
 @jit
 def strike(S: int, b: int, r: int) -> None:
-    """Take a member out of the ring into which `enlist` put it."""
+    """Remove a member from the ring to which `enlist` added it."""
     W, B, q = world(S), batch_at(S, b), req_at(S, r)
     if not W.paged:
         return
@@ -169,9 +178,9 @@ def strike(S: int, b: int, r: int) -> None:
 
 @jit
 def fill_steps(S: int, b: int, until: int) -> None:
-    """Find pages for the blocks of a batch's decode steps before tick `until`.
+    """Assign pages to the blocks of a batch's decode steps before tick `until`.
 
-    The counts of blocks in the accounts include these blocks already.
+    A tick is one decode step of the batch. The accounts' counts of blocks include these blocks already.
     """
     W, B = world(S), batch_at(S, b)
     if not W.paged:
@@ -193,7 +202,7 @@ def fill_steps(S: int, b: int, until: int) -> None:
 
 @jit
 def fill_begun(S: int, i: int) -> None:
-    """Find pages for all blocks of an account that were taken by steps that have begun."""
+    """Assign pages to all blocks of account i that were taken by steps that have begun."""
     if not world(S).paged or inst_at(S, i).is_host:
         return
     for lane in lanes_in(S, gpu_at(S, inst_at(S, i).gpus[0]).pool):
@@ -205,7 +214,10 @@ def fill_begun(S: int, i: int) -> None:
 
 @jit
 def fill_step(S: int, b: int) -> None:
-    """Find pages for the blocks of a batch's next step, after the blocks of other batches' steps that began earlier."""
+    """Assign pages to the blocks of a batch's next step.
+
+    The blocks of other batches' steps that began earlier get their pages first.
+    """
     if not world(S).paged:
         return
     for f in accounts(S, b):
@@ -216,7 +228,7 @@ def fill_step(S: int, b: int) -> None:
 
 @jit
 def take(S: int, i: int, n: int) -> int:
-    """Take n blocks of an account for one request; return its extents there, or -1 if pages are not tracked."""
+    """Take n blocks of an account for one request; return its last extent there, or -1 if pages are not tracked."""
     fill_begun(S, i)
     put(S, i, n)
     return fill(S, i, n, -1)
@@ -224,7 +236,7 @@ def take(S: int, i: int, n: int) -> int:
 
 @jit
 def give(S: int, i: int, n: int, extents: int) -> None:
-    """Free the n blocks that one request has in an account."""
+    """Free the n blocks that one request has in an account; `extents` is the request's last extent there."""
     fill_begun(S, i)
     empty(S, i, extents)
     put(S, i, -n)
@@ -232,10 +244,10 @@ def give(S: int, i: int, n: int, extents: int) -> None:
 
 @jit
 def alternates(S: int, lane: int) -> bool:
-    """End the spans of a lane's rivals at their next step boundary; return whether it has any.
+    """End the spans of a lane's rivals at their next step boundary; return whether the lane has rivals.
 
     Rivals are other decoding batches of the same model in the lane's pool. They may take blocks of the same account,
-    where the first batch to need a page gets it.
+    where the batch that first needs a page gets it.
     """
     b = lane >> 1
     some = False
@@ -249,5 +261,5 @@ def alternates(S: int, lane: int) -> bool:
 
 @jit
 def model_of(S: int, b: int) -> int:
-    """Return the model of a batch."""
+    """Return the row of a batch's model."""
     return int(inst_at(S, batch_at(S, b).inst).model)

@@ -1,4 +1,7 @@
-"""Answers to a policy's queries, which count the finished steps of spans; merging of pools; the end of a run."""
+"""Answers to a policy's queries, the merging of pools, and the final accounting at the end of a run.
+
+The answers count the finished steps of spans in flight.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from harness.engines.sim.state import *
 
 @jit
 def stepped(S: int, lane: int) -> int:
-    """Return the number of steps of a lane's span that are complete by now."""
+    """Return the number of steps of a lane's span that have ended by now."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.rate <= 0.0:
@@ -25,7 +28,7 @@ def stepped(S: int, lane: int) -> int:
 
 @jit
 def decode_lane(S: int, b: int) -> int:
-    """Return the lane in which a batch's running members are in a step, or -1 if they are in none."""
+    """Return the lane whose step in flight includes a batch's running members, or -1 if there is none."""
     if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0:
         return 2 * b
     if lane_at(S, 2 * b + 1).busy != IDLE:
@@ -35,7 +38,7 @@ def decode_lane(S: int, b: int) -> int:
 
 @jit
 def ahead(S: int, b: int, i: int) -> int:
-    """Return the blocks of an account that a batch's span holds for steps that have not begun."""
+    """Return the blocks of account i that a batch's span has taken for steps that have not begun."""
     lane = decode_lane(S, b)
     if lane < 0 or lane_at(S, lane).busy != SPAN:
         return 0
@@ -49,7 +52,7 @@ def ahead(S: int, b: int, i: int) -> int:
 
 @jit
 def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float, int]:
-    """Return the fields of a batch's `BatchState`, as they were at the last step boundary."""
+    """Return the fields of a batch's `BatchState` as of its last step boundary."""
     W = world(S)
     B = batch_at(S, b)
     lane = decode_lane(S, b)
@@ -77,10 +80,10 @@ def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, 
 
 @jit
 def peek_free(S: int, g: int) -> int:
-    """Return the free bytes of a GPU.
+    """Return the free bytes of a GPU or host.
 
-    Blocks that spans hold for steps not yet begun count as free. Memory that loads and moves are waiting for does not
-    count as free.
+    Blocks that spans have taken for steps that have not begun count as free. Memory for which loads and KV moves wait
+    does not count as free.
     """
     W = world(S)
     G = gpu_at(S, g)
@@ -96,7 +99,7 @@ def peek_free(S: int, g: int) -> int:
 
 @jit
 def peek_used(S: int, i: int) -> int:
-    """Return the bytes that an account holds for the steps begun so far."""
+    """Return the KV bytes per GPU that an account uses for the steps begun so far."""
     W = world(S)
     n = inst_at(S, i).blocks
     for b in range(W.n_batches):
@@ -106,9 +109,9 @@ def peek_used(S: int, i: int) -> int:
 
 @jit
 def peek_request(S: int, r: int) -> tuple[int, int, int, int, int]:
-    """Return a request's tokens made, KV bytes, batch, home and transit at the last boundary.
+    """Return a request's output tokens, KV bytes, batch, home account and transit code at the last step boundary.
 
-    Transit is 1 while its KV waits to move, 2 while its KV moves, else 0.
+    The transit code is 1 while the KV waits to be moved, 2 while the KV is being moved, else 0.
     """
     W = world(S)
     q = req_at(S, r)
@@ -132,7 +135,7 @@ def peek_request(S: int, r: int) -> tuple[int, int, int, int, int]:
 
 @jit
 def tie(S: int, gpu: int, other: int) -> None:
-    """Merge the pools of two GPUs from now on, because some lanes have demands on both GPUs."""
+    """Merge the pools of two GPUs from now on, because some lanes use both GPUs."""
     W = world(S)
     to, old = gpu_at(S, gpu).pool, gpu_at(S, other).pool
     if to == old:
@@ -156,9 +159,9 @@ def tie(S: int, gpu: int, other: int) -> None:
 
 @jit
 def settle(S: int, t: float) -> None:
-    """Book all time up to t at the end of a run, including the time of steps in flight.
+    """Account for all time up to t at the end of a run, including the time of steps in flight.
 
-    `settle_requests` must follow.
+    Call `settle_requests` afterwards.
     """
     W = world(S)
     for p in range(W.n_gpus):
@@ -194,7 +197,7 @@ def settle(S: int, t: float) -> None:
 
 @jit
 def settle_requests(S: int, t: float, begin: int, end: int) -> None:
-    """Book the time up to t of the requests [begin, end); `settle` must have been called before."""
+    """Account for the time up to t of the requests [begin, end). Call `settle` before."""
     W = world(S)
     for r in range(begin, end):
         q = req_at(S, r)

@@ -10,9 +10,9 @@ from harness.engines.sim.state import *
 
 @jit
 def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
-    """Set the demand of a lane's step on each GPU of its instance, and its seconds without competition (`solo`).
+    """Set a lane's demand on each GPU of its instance, and its step's seconds without competition (`solo`).
 
-    `compute` and `hbm` are shares of the GPU's compute and memory bandwidth.
+    `compute` and `hbm` are the shares of a GPU's compute and memory bandwidth that the step uses.
     """
     lane_at(S, lane).slice_s = solo
     d = lane_at(S, lane).demand
@@ -26,7 +26,8 @@ def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
 def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float) -> None:
     """Set the fields from which `rates` computes a lane's share of a round: `duty`, `fills` and `turn_s`.
 
-    The lane's next step has `tokens` prompt tokens and takes `layer_s` seconds per layer.
+    In a round, each lane that competes for a GPU has one turn. The lane's next step has `tokens` prompt tokens and
+    takes `layer_s` seconds per layer.
     """
     n = lane_at(S, lane)
     k = cost_at(S)[c]
@@ -46,10 +47,11 @@ def price(
 ) -> tuple[float, float, float]:
     """Price a lane's next step by the formulas of `coef.py`, and record its kernels and its demands.
 
-    The step has `decodes` members that decode, and `pieces` prompts or pieces of prompts. These have `tokens` tokens
-    and `area` pairs of causal attention; `out` tokens are sampled. Decode attention covers `context` tokens of local
-    KV, and `each` tokens per member with remote KV (-1: the member's context). Return three durations in seconds: that
-    of matrix products and polls, that of the host's work, and that of the whole step or slice without competition.
+    The step has `decodes` members that decode, and `pieces` prompts or pieces of prompts. These pieces have `tokens`
+    tokens in total, and `area` token pairs of causal attention. The step samples `out` tokens. Decode attention covers
+    `context` tokens of local KV, and `each` tokens per member with remote KV (-1: the member's own context). Return
+    three durations in seconds. They are those of the matrix products and polls, of the host's work, and of the whole
+    step (or slice) without competition.
     """
     W = world(S)
     n = lane_at(S, lane)

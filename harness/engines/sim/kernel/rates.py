@@ -1,4 +1,4 @@
-"""Rates of lanes that compete for a GPU: rounds in which kernels, or processes, take turns."""
+"""Rates of lanes that compete for a GPU, in rounds in which GPU kernels, or processes, take turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SWEEPS = 3  # over the lanes of a pool, after which the part of the time that ea
 
 @jit
 def set_rate(S: int, lane: int, rate: float) -> None:
-    """Give a lane a new rate from now on."""
+    """Set a lane's rate from now on: its work, in seconds without competition, per second."""
     W = world(S)
     n = lane_at(S, lane)
     if rate == n.rate:
@@ -35,7 +35,7 @@ def set_rate(S: int, lane: int, rate: float) -> None:
 
 @jit
 def set_part(S: int, lane: int, part: float) -> None:
-    """Set the share of GPU time that a lane's process has from now on."""
+    """Set the share of the GPUs' time that a lane's process has from now on."""
     n = lane_at(S, lane)
     if part != n.part:
         W = world(S)
@@ -49,7 +49,7 @@ def set_part(S: int, lane: int, part: float) -> None:
 
 @jit
 def share(S: int, p: int) -> None:
-    """Set the rates at which a pool's lanes run while they share the pool's GPUs."""
+    """Set the rates of a pool's busy lanes, which share the pool's GPUs."""
     W = world(S)
     P = gpu_at(S, p)
     P.touched = 0
@@ -69,13 +69,13 @@ def share(S: int, p: int) -> None:
 
 @jit
 def take_turns(S: int, p: int) -> None:
-    """Set the rate (`given`) of each lane of a pool in which kernels take turns.
+    """Set the rate (`given`) of each lane of a pool in which GPU kernels of different lanes take turns.
 
-    A round has one turn of each lane. Without MPS, processes take turns as well: a round then has one time slice of
-    each process, as long as the slice of its longest lane. The length of a turn or slice is weighted by the share of
-    time in which its kernels are on the GPU. That share is `duty` for a step alone, and it grows as other lanes keep
-    the kernels waiting. The shares of all lanes depend on each other, and are approximated in up to SWEEPS sweeps over
-    the lanes.
+    A round has one turn of each lane. Without MPS, processes take turns as well. A round then has one time slice of
+    each process, as long as the slice of the process's longest lane. The length of a turn or slice is weighted by the
+    share of time in which its kernels are on the GPU. That share is `duty` for a step without competition, and it grows
+    as other lanes keep the kernels waiting. The shares of all lanes depend on each other. They are approximated in up
+    to SWEEPS passes over the lanes.
     """
     W = world(S)
     for lane in lanes_in(S, p):
@@ -120,7 +120,7 @@ def add_turns(S: int, p: int) -> None:
 
 @jit
 def stretch(S: int, p: int) -> bool:
-    """Set each lane's `stretch`, the factor by which other lanes on the GPU slow its kernels.
+    """Set each lane's `stretch`, the factor by which other lanes on its GPUs slow its GPU kernels.
 
     The other lanes may run on the same SMs or on other SMs. Return whether any factor changed.
     """
@@ -146,9 +146,8 @@ def stretch(S: int, p: int) -> bool:
 def among(S: int, p: int, lane: int, d: int) -> float:
     """Return a lane's `stretch` on the GPU of its demand `d`.
 
-    Lanes on the same SMs take turns with it. Lanes in other SM partitions take no turns with it, but slow it through
-    the shared memory bandwidth. If processes run in time slices, the lanes of other processes are left out of this
-    factor.
+    Lanes on the same SMs take turns with this lane. Lanes on other SM partitions take no turns with it, but slow it
+    through the shared memory bandwidth. If processes run in time slices, lanes of other processes are left out.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -173,7 +172,7 @@ def among(S: int, p: int, lane: int, d: int) -> float:
 def slice_s(S: int, p: int, lane: int) -> float:
     """Return the GPU seconds of a lane's step if this step sets the time slice of the lane's process, else 0.
 
-    The step with the most GPU seconds sets the slice; among equal ones, that of the lane with the lowest row.
+    The process's step with the most GPU seconds sets the slice. Of equally long steps, the one of the lowest lane does.
     """
     n = lane_at(S, lane)
     turn = n.duty * n.stretch * n.slice_s / n.max_rate
@@ -188,7 +187,7 @@ def slice_s(S: int, p: int, lane: int) -> float:
 
 @jit
 def add_slices(S: int, p: int) -> None:
-    """Set the round of each GPU of a pool to the sum of its processes' slices."""
+    """Set the round of each GPU of a pool to the sum of the time slices of the GPU's processes."""
     W = world(S)
     for g in range(W.n_gpus):
         if gpu_at(S, g).pool == p:
@@ -205,7 +204,7 @@ def add_slices(S: int, p: int) -> None:
 
 @jit
 def slice_out(S: int, p: int) -> None:
-    """Set `given` of each process's lanes: the share of time in which their kernels wait for no other process.
+    """Set each lane's `given` to the share of time in which its process's kernels wait for no other process.
 
     The share is the GPU seconds of the process's longest step, divided by the seconds of the longest round on its GPUs.
     It is 1 if the process is alone on its GPUs.

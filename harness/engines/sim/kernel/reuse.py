@@ -1,13 +1,14 @@
-"""The prefix cache: blocks that requests leave in free memory, hits of later prompts, and the order of eviction.
+"""The prefix cache: KV blocks that requests leave in free memory, hits of later prompts, and the order of eviction.
 
-It works as in vLLM's v1/core (kv_cache_manager.py and single_type_kv_cache_manager.py at 003df29, block_pool.py at
-002f349). A prompt's blocks can be hit from the beginning of the step that fills them. A request frees its blocks from
-the last to the first. Among blocks that no request holds, those that were freed first are evicted first.
+The cache works as in vLLM's v1/core (kv_cache_manager.py and single_type_kv_cache_manager.py at 003df29, block_pool.py
+at 002f349). Other prompts can hit a prompt's blocks from the beginning of the step that fills them; the blocks of a
+sliced step can be hit from its end. A request frees its blocks from the last to the first. Of the blocks that no
+request uses, those that were freed first are evicted first.
 
-Memory in use is that of blocks held by requests; a block that several requests hold counts once. Other cached blocks
-lie in free memory: no request waits for them, and they are evicted before any request is preempted. `shed` evicts the
-cached blocks that no longer fit. It runs before hits are looked up and before memory in use shrinks; between two runs
-free memory can only shrink.
+Memory in use is the memory of blocks that requests use; a block that several requests use counts once. Other cached
+blocks are in free memory: no request waits because of them, and they are evicted before any request is preempted.
+`shed` evicts the cached blocks that no longer fit. It is called before hits are looked up and before memory in use
+shrinks. Between two calls, free memory can only shrink.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from harness.engines.sim.state import *
 
 @jit
 def entry_of(S: int, i: int, r: int, k: int) -> int:
-    """Return the row of the prefix-cache entry that an account has for the k-th block id of a request's prompt."""
+    """Return the row of account i's prefix-cache entry for the k-th block id of a request's prompt."""
     return int(inst_at(S, i).entries + chain_at(S, req_at(S, r).chain + k).entry)
 
 
 @jit
 def entries_of(S: int, r: int) -> int:
-    """Count the prefix-cache entries that a request holds; of the last entry it may use only the leading blocks."""
+    """Count the prefix-cache entries of which a request uses all blocks or, in the last entry, some leading blocks."""
     per = world(S).id_blocks
     return int((req_at(S, r).shared + per - 1) // per)
 
 
 @jit
 def enqueue(S: int, i: int, x: int) -> None:
-    """Append an entry that no request holds any more to its account's eviction queue."""
+    """Append an entry that no request uses any more to its account's eviction queue."""
     W = world(S)
     I, E = inst_at(S, i), entry_at(S, x)
     W.released += 1
@@ -70,21 +71,21 @@ def dequeue(S: int, x: int) -> None:
 
 @jit
 def full_bytes(S: int, i: int) -> int:
-    """Return the bytes that an account takes on each GPU for the steps begun so far and for its cached blocks."""
+    """Return an account's bytes per GPU, beyond its reserve, for the steps begun so far and for its cached blocks."""
     I = inst_at(S, i)
     return held_bytes(S, i, I.blocks - I.unbegun + I.cached)
 
 
 @jit
 def over_limit(S: int, i: int) -> bool:
-    """Tell whether an account has cached blocks and exceeds its KV limit with them."""
+    """Tell whether an account has cached blocks and exceeds its KV limit when they are counted."""
     I = inst_at(S, i)
     return I.cached > 0 and I.limit >= 0 and full_bytes(S, i) > I.limit
 
 
 @jit
 def note_unbegun(S: int, g: int) -> None:
-    """Record the blocks that each account on a GPU holds for steps that have not begun."""
+    """Record, for each account on a GPU, the blocks that spans have taken for steps that have not begun."""
     for i in range(world(S).n_insts):
         inst_at(S, i).unbegun = 0
     for b in range(world(S).n_batches):
@@ -99,7 +100,10 @@ def note_unbegun(S: int, g: int) -> None:
 
 @jit
 def shed_gpu(S: int, g: int) -> None:
-    """Evict the oldest cached KV of a GPU, last blocks first, until all fits and each account is within its limit."""
+    """Evict cached KV from a GPU until the rest fits and each account is within its limit.
+
+    The entry that was released first is evicted first; within an entry, the last block is evicted first.
+    """
     W = world(S)
     note_unbegun(S, g)
     over = gpu_at(S, g).used - gpu_at(S, g).kv_bytes - gpu_at(S, g).cap
@@ -130,7 +134,7 @@ def shed_gpu(S: int, g: int) -> None:
 
 @jit
 def shed(S: int, i: int) -> None:
-    """Evict cached KV from an instance's GPUs where requests' KV leaves no room for it."""
+    """Evict cached KV from an instance's GPUs until the KV of requests leaves room for the rest."""
     W = world(S)
     if inst_at(S, i).entries >= 0 and not W.unlimited:
         for j in range(inst_at(S, i).gpu_count):
@@ -139,7 +143,7 @@ def shed(S: int, i: int) -> None:
 
 @jit
 def forget_cached(S: int, i: int) -> None:
-    """Evict all cached KV of an instance, because its weights leave."""
+    """Evict all cached KV of an instance, because its weights are leaving."""
     while inst_at(S, i).oldest >= 0:
         x = inst_at(S, i).oldest
         dequeue(S, x)
@@ -148,7 +152,7 @@ def forget_cached(S: int, i: int) -> None:
 
 @jit
 def held_hits(S: int, r: int, i: int) -> int:
-    """Count a prompt's prefix-cache hits in blocks that other requests hold already.
+    """Count a prompt's prefix-cache hits in blocks that other requests are using.
 
     Hits in these blocks take no more memory.
     """
@@ -165,14 +169,14 @@ def held_hits(S: int, r: int, i: int) -> int:
 
 @jit
 def hits(S: int, r: int, i: int) -> int:
-    """Count the prefix-cache hits of a prompt in an account, after evicting the cached blocks that no longer fit."""
+    """Evict the cached blocks that no longer fit, then count a prompt's prefix-cache hits in account i."""
     shed(S, i)
     return leading(S, r, i)
 
 
 @jit
 def leading(S: int, r: int, i: int) -> int:
-    """Count the leading blocks of a prompt that are cached, up to the first block that is not."""
+    """Count the cached blocks at the beginning of a prompt, up to the first block that is not cached."""
     n = 0
     for k in range(req_at(S, r).ids):
         blocks = entry_at(S, entry_of(S, i, r, k)).blocks
@@ -184,7 +188,7 @@ def leading(S: int, r: int, i: int) -> int:
 
 @jit
 def hold(S: int, r: int, i: int, n: int) -> None:
-    """Let a request hold the n leading blocks of its prompt that it found in the prefix cache."""
+    """Let a request use the first n blocks of its prompt, which are in the prefix cache."""
     q = req_at(S, r)
     q.shared = n
     for k in range(entries_of(S, r)):
@@ -198,7 +202,7 @@ def hold(S: int, r: int, i: int, n: int) -> None:
 def publish(S: int, r: int) -> None:
     """Add the full prompt blocks of a request's step to the prefix cache, so that other prompts can hit them.
 
-    A block that the cache has already from another request stays private.
+    If the cache already has a block from another request, this request's copy of the block stays private.
     """
     W = world(S)
     q = req_at(S, r)
@@ -215,11 +219,11 @@ def publish(S: int, r: int) -> None:
 
 @jit
 def give_up(S: int, r: int) -> None:
-    """Free the blocks that a request has at its home account.
+    """Free the blocks that a request has in its home account.
 
     If the instance's weights are in memory, the freed blocks stay cached until they are evicted. The private blocks are
-    released first, then the prompt's blocks from the last to the first. If the cache still has private blocks of the
-    request from before a preemption, they become free memory.
+    freed first, then the prompt's blocks from the last to the first. Private blocks that the same request left in the
+    cache at an earlier preemption are dropped.
     """
     q = req_at(S, r)
     i = q.home

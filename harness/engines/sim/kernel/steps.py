@@ -1,4 +1,4 @@
-"""Steps of a batch, from their formation to their end: pieces of prompts, spans of decode steps."""
+"""Steps of a batch, from their formation to their end: steps with prompts, and spans of decode steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.engines.sim.state import *
 
 @jit
 def form(S: int, lane: int) -> None:
-    """Decide what an idle lane does next, and start it."""
+    """Compose an idle lane's next step or span, and start it."""
     decodes, pieces, single = compose(S, lane)
     if pieces == 0 and decodes == 0:
         return
@@ -89,9 +89,9 @@ def form(S: int, lane: int) -> None:
 
 @jit
 def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
-    """Plan decode steps for as long as the batch cannot change, and take the KV blocks for them.
+    """Plan a span of decode steps, up to the point where the batch could change, and take KV blocks for it.
 
-    Step j, counted from 0, takes first_s + j slope_s seconds without competition.
+    Step j, counted from 0, takes first_s + j slope_s seconds without competition. With `single`, the span has one step.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -167,7 +167,7 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
 
 @jit
 def tally(S: int, lane: int, k: int) -> None:
-    """Count k finished steps of a lane: in its batch's total, and for each cap that limited the steps."""
+    """Add k finished steps of a lane to its batch's total, and to the count of each cap that limited the steps."""
     W = world(S)
     batch_at(S, lane >> 1).steps += k
     bound = lane_at(S, lane).bound
@@ -179,7 +179,7 @@ def tally(S: int, lane: int, k: int) -> None:
 
 @jit
 def end_step(S: int, lane: int) -> None:
-    """End a lane's step, or its whole span, now."""
+    """End a lane's step, or its whole span, at the current time."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -263,9 +263,10 @@ def end_step(S: int, lane: int) -> None:
 
 @jit
 def evict(S: int, i: int, drain: int, action: int) -> None:
-    """Order an eviction of an instance's weights.
+    """Order the eviction of an instance's weights.
 
-    With `drain`, the weights leave once the instance has no member left, else at the next step boundary of its lanes.
+    With `drain`, the weights leave once the instance has no member left. Otherwise they leave at the next step boundary
+    of its lanes.
     """
     W = world(S)
     I = inst_at(S, i)

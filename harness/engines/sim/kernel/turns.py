@@ -1,4 +1,7 @@
-"""Policies' orders to open or close a lane, and ends of turns: by time, by steps, or for a stuck or an empty lane."""
+"""A policy's orders to open or close a lane, and the ends of turns.
+
+A turn keeps a lane open for a limited time or number of steps. It ends early if the lane is stuck or has no members.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from harness.engines.sim.state import *
 
 @jit
 def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
-    """Give a lane a turn, which begins with its first step; turns are kept in the order of lanes."""
+    """Give a lane a turn of at most `for_s` seconds and `steps` steps, which begins with the lane's first step.
+
+    If `steps` is not positive, the number of steps is not limited. Turns are listed in the order of lanes.
+    """
     W = world(S)
     n = lane_at(S, lane)
     n.turn = ORDERED
@@ -37,7 +43,7 @@ def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
 
 @jit
 def forget_turn(S: int, lane: int) -> None:
-    """Cancel a lane's turn silently; a step in flight no longer counts toward it."""
+    """Cancel a lane's turn without a report; a step in flight no longer counts toward the turn."""
     W = world(S)
     n = lane_at(S, lane)
     n.in_turn = 0
@@ -55,7 +61,7 @@ def forget_turn(S: int, lane: int) -> None:
 
 @jit
 def shut(S: int, lane: int) -> None:
-    """Close a lane. From now on, its prompts wait for the lane to open, and no longer for memory."""
+    """Close a lane. From now on, its prompts no longer wait for memory but for the lane to open."""
     b = lane >> 1
     lane_at(S, lane).open = 0
     if lane == 2 * b:
@@ -64,7 +70,7 @@ def shut(S: int, lane: int) -> None:
 
 @jit
 def end_turn(S: int, lane: int, why: int) -> None:
-    """End a turn: close its lane and report the end."""
+    """End a lane's turn for the reason `why`: close the lane and report the end."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -80,7 +86,7 @@ def end_turn(S: int, lane: int, why: int) -> None:
 
 @jit
 def deserted(S: int, lane: int) -> bool:
-    """Tell whether a lane's batch has no member that could ever take part in the lane's steps."""
+    """Tell whether a lane's batch has no member that could take part in the lane's steps, now or later."""
     b = lane >> 1
     B = batch_at(S, b)
     prompts = B.count[WAITING] - B.swapped
@@ -92,7 +98,7 @@ def deserted(S: int, lane: int) -> bool:
 
 @jit
 def busy(S: int, i: int) -> bool:
-    """Tell whether a GPU of an instance runs a step, or serves a step that attends to KV on it."""
+    """Tell whether a GPU of an instance runs a step, or attends to KV for a step on other GPUs."""
     for j in range(inst_at(S, i).gpu_count):
         if gpu_at(S, inst_at(S, i).gpus[j]).active > 0:
             return True
@@ -101,7 +107,7 @@ def busy(S: int, i: int) -> bool:
 
 @jit
 def stuck(S: int, lane: int) -> bool:
-    """Tell whether an idle lane with members cannot step, and nothing that is under way could change this."""
+    """Tell whether an idle lane with members cannot run a step, and nothing under way could change this."""
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
@@ -132,9 +138,9 @@ def stuck(S: int, lane: int) -> bool:
 
 @jit
 def settle_turns(S: int) -> bool:
-    """End the turns of idle lanes that are deserted or stuck, at the end of an instant.
+    """End the turns of idle lanes that are deserted or stuck. Return False if a log is full.
 
-    Return False if a log is full.
+    Call it at the end of an instant.
     """
     for lane in turns(S):
         n = lane_at(S, lane)
@@ -150,10 +156,10 @@ def settle_turns(S: int) -> bool:
 
 @jit
 def own_caps(S: int, seqs: int, chunk: int) -> int:
-    """Return which caps on a lane's steps come from the engine's settings, as BY_* bits.
+    """Return the caps on a lane's steps that come from the engine's settings, as BY_* bits.
 
-    `seqs` and `chunk` are the caps of the lane's order (-1: none). Caps that the order sets are the policy's choice,
-    and have no bit.
+    `seqs` and `chunk` are the caps in the policy's order (-1: none). A cap that the order sets has no bit, because it
+    is the policy's choice.
     """
     W = world(S)
     caps = BY_CAP if seqs < 0 or seqs > W.batch_cap else 0
@@ -178,10 +184,10 @@ def run_lane(
     slice_layers: int,
     op_s: float,
 ) -> None:
-    """Open or close a lane by a policy's standing order.
+    """Open or close a lane as a policy's order says.
 
     `phase` is 0 for mixed, 1 for prefill and 2 for decode. A field that the order leaves out is -1, except that `for_s`
-    is INF.
+    is then INF.
     """
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)
@@ -221,10 +227,10 @@ def run_lane(
 
 @jit
 def limit(S: int, i: int, nbytes: int) -> None:
-    """Set the KV limit of an account to `nbytes` (-1: no limit).
+    """Set the KV limit of an account to `nbytes` bytes per GPU (-1: no limit).
 
-    Requests keep the KV that they have, even beyond the limit. Cached blocks that no request holds are evicted beyond
-    it.
+    Requests keep their KV, even beyond the limit. Cached blocks that no request uses are evicted if they exceed the
+    limit.
     """
     W = world(S)
     if inst_at(S, i).cached > 0:  # cached blocks that have lost their room stay lost under a higher limit
@@ -243,7 +249,10 @@ def limit(S: int, i: int, nbytes: int) -> None:
 
 @jit
 def spare(S: int, waiting: int) -> bool:
-    """Tell whether the logs have room for all that one lane's step can produce."""
+    """Tell whether the logs have room for everything that one lane's step can produce.
+
+    `waiting` is the number of waiting members that the step's formation could end.
+    """
     W = world(S)
     most = 4 * W.batch_cap + 64 + waiting
     if W.n_events - W.events_told < most or W.transfer_spare < 9 * (W.batch_cap + 8):

@@ -1,4 +1,4 @@
-"""Causes of waits: the wait clocks of batches, the times at which weights are in memory, and charges to requests."""
+"""Causes of waits: the wait clocks of batches, the time without weights in memory, and charges to requests."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from harness.engines.sim.state import *
 
 @jit
 def usable(S: int, i: int) -> bool:
-    """Tell whether lanes of an instance may step."""
+    """Tell whether an instance's weights are in memory and its lanes may run steps."""
     return inst_at(S, i).state == IN or inst_at(S, i).state == DRAINING
 
 
 @jit
 def loaded(S: int, i: int) -> bool:
-    """Tell whether an instance's weights are in memory; they still are during a drain and until a last step ends."""
+    """Tell whether an instance's weights are in memory.
+
+    They remain in memory while the instance drains, and until its last step ends after an order to evict.
+    """
     return inst_at(S, i).state >= IN
 
 
 @jit
 def out_s(S: int, k: int, t: float) -> float:
-    """Return the seconds, up to the current time t, during which no GPU had a model's weights."""
+    """Return the seconds, up to the current time t, during which no GPU had the weights of model k."""
     M = model_at(S, k)
     return M.out_s + (t - M.since) if M.places == 0 else M.out_s
 
@@ -30,7 +33,7 @@ def clocks(S: int, b: int, t: float) -> None:
     """Advance the wait clocks of a batch to time t.
 
     One clock counts the wait for weights, one the prompts' wait for KV memory, and one the decodes' wait for KV memory.
-    No member is charged for two of these waits at a time.
+    No member is charged for two of these waits at the same time.
     """
     B = batch_at(S, b)
     dt = t - B.clock_at
@@ -46,7 +49,7 @@ def clocks(S: int, b: int, t: float) -> None:
 
 @jit
 def flag(S: int, b: int, blocked: int, stalled: int) -> None:
-    """Set whether a batch's prompts, or its decodes, wait for memory."""
+    """Record whether a batch's prompts (`blocked`) and its decodes (`stalled`) wait for KV memory."""
     W = world(S)
     B = batch_at(S, b)
     if B.blocked != blocked or B.stalled != stalled:
@@ -59,7 +62,10 @@ def flag(S: int, b: int, blocked: int, stalled: int) -> None:
 
 @jit
 def mark(S: int, r: int, t: float) -> None:
-    """Start a new interval of a request's time at t: record the wait clocks from which its next charge counts."""
+    """Start a new accounting interval of a request at time t.
+
+    Record the present wait clocks, from which the request's next charge counts.
+    """
     q = req_at(S, r)
     q.mark_at = t
     if q.batch >= 0:
@@ -77,7 +83,10 @@ def mark(S: int, r: int, t: float) -> None:
 
 @jit
 def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
-    """Add a request's `wall` seconds in steps: `solo` as compute, `off` as others' slices, the rest as contention."""
+    """Add `wall` seconds in steps to a request's times.
+
+    Of these, `solo` seconds are compute, `off` seconds are time slices of other processes, and the rest is contention.
+    """
     q = req_at(S, r)
     q.compute += solo
     q.time_slice += off
@@ -86,7 +95,7 @@ def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
 
 @jit
 def made_first(S: int, r: int, t: float) -> None:
-    """Record a request's first token at time t; all waits so far count toward its TTFT."""
+    """Record that a request's first token came at time t; all its waits so far count toward its TTFT."""
     q = req_at(S, r)
     q.first = t
     q.ttft_admission = q.admission
@@ -101,9 +110,9 @@ def made_first(S: int, r: int, t: float) -> None:
 
 @jit
 def log_stay(S: int, r: int, b: int) -> None:
-    """Log the decode steps that a request took part in as a member of batch b, or its prefill's token (b = -1).
+    """Log the decode steps that a request took part in as a member of batch b.
 
-    The steps or the token ended at the request's mark.
+    If b is -1, log the token that ended its prefill instead. The log entry's time is that of the request's latest mark.
     """
     W = world(S)
     q = req_at(S, r)
@@ -132,7 +141,7 @@ def log_stay(S: int, r: int, b: int) -> None:
 
 @jit
 def charge(S: int, r: int, t: float) -> None:
-    """Charge the time since a request's last mark to the causes of its waits, and mark the request again."""
+    """Charge the time since a request's latest mark to the causes of its waits, and mark the request at time t."""
     q = req_at(S, r)
     dt = t - q.mark_at
     if q.state == HELD:

@@ -1,6 +1,6 @@
-"""Generators that walk along the linked lists in the records.
+"""Generators that iterate over the linked lists in the records.
 
-Where a row may leave its list during the walk, the next row is read first.
+If a row may leave its list during the iteration, the row after it is read before the row is yielded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from harness.engines.sim.state import *
 
 @jit
 def lanes_in(S: int, p: int) -> Iterator[int]:
-    """Walk through the busy lanes of a pool."""
+    """Yield the busy lanes of a pool."""
     lane = gpu_at(S, p).head
     while lane >= 0:
         yield lane
@@ -22,7 +22,7 @@ def lanes_in(S: int, p: int) -> Iterator[int]:
 
 @jit
 def turns(S: int) -> Iterator[int]:
-    """Walk through the lanes that have a turn, in order; the turn of a lane may end meanwhile."""
+    """Yield the lanes that have a turn, in order; a yielded lane's turn may end meanwhile."""
     lane = world(S).turn_head
     while lane >= 0:
         after = lane_at(S, lane).next_turn
@@ -32,7 +32,7 @@ def turns(S: int) -> Iterator[int]:
 
 @jit
 def demands(S: int, d: int) -> Iterator[int]:
-    """Walk through a lane's demands from row d on."""
+    """Yield a lane's demands on GPUs, from row d on."""
     while d >= 0:
         yield d
         d = demand_at(S, d).next
@@ -40,7 +40,7 @@ def demands(S: int, d: int) -> Iterator[int]:
 
 @jit
 def accounts(S: int, b: int) -> Iterator[int]:
-    """Walk through the KV accounts of a batch: its own, then the remote ones."""
+    """Yield a batch's entries for KV accounts: first the batch's own account, then the remote ones."""
     f = batch_at(S, b).near
     while f >= 0:
         yield f
@@ -49,7 +49,7 @@ def accounts(S: int, b: int) -> Iterator[int]:
 
 @jit
 def remotes(S: int, b: int) -> Iterator[int]:
-    """Walk through the remote KV accounts of a batch."""
+    """Yield a batch's entries for remote KV accounts."""
     f = remote_at(S, batch_at(S, b).near).next
     while f >= 0:
         yield f
@@ -58,7 +58,7 @@ def remotes(S: int, b: int) -> Iterator[int]:
 
 @jit
 def transfers(S: int, x: int) -> Iterator[int]:
-    """Walk through transfers, or parts in one list, from row x on; a row may leave its list meanwhile."""
+    """Yield transfers, or the parts in one list, from row x on; a yielded row may leave its list meanwhile."""
     while x >= 0:
         after = xfer_at(S, x).next
         yield x
@@ -67,7 +67,7 @@ def transfers(S: int, x: int) -> Iterator[int]:
 
 @jit
 def pieces_from(S: int, r: int) -> Iterator[int]:
-    """Walk through the requests with a piece of their prompt in a step, from r on."""
+    """Yield the requests that have a piece of their prompt in a step, from request r on."""
     while r >= 0:
         yield r
         r = req_at(S, r).next_piece
@@ -75,7 +75,7 @@ def pieces_from(S: int, r: int) -> Iterator[int]:
 
 @jit
 def listed(S: int, b: int, lst: int) -> Iterator[int]:
-    """Walk through a list of a batch; a member may leave the list meanwhile."""
+    """Yield the members in one list of a batch; a yielded member may leave the list meanwhile."""
     r = batch_at(S, b).ends[2 * lst]
     while r >= 0:
         after = req_at(S, r).next

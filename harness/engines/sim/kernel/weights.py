@@ -1,4 +1,4 @@
-"""Weights: loads, evictions, and the memory that is granted to waiting loads and moves."""
+"""Weights: loads, evictions, and the memory that is granted to waiting loads and KV moves."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from harness.engines.sim.state import *
 
 @jit
 def set_weights(S: int, i: int, state: int) -> None:
-    """Change the state of an instance's weights; then cut or wake the lanes that this concerns.
+    """Set the state of an instance's weights, then cut or wake the lanes of its batches as needed.
 
-    The wait clocks are brought up to date before the change.
+    The batches' wait clocks are advanced to the present before the change.
     """
     W = world(S)
     for b in range(W.n_batches):
@@ -41,7 +41,11 @@ def set_weights(S: int, i: int, state: int) -> None:
 
 @jit
 def count_on_gpus(S: int, i: int, n: int) -> None:
-    """Add n (1, 0 or -1) to the number of instances that hold each GPU of an instance, and book the GPUs' held time."""
+    """Add n (1, 0 or -1) to the count of instances on each GPU of an instance.
+
+    The count includes instances whose weights are on their way. Before the change, bring the seconds for which each GPU
+    had instances (`held_s`) up to the present.
+    """
     I, now = inst_at(S, i), world(S).now
     for j in range(I.gpu_count if n else 0):
         g = gpu_at(S, I.gpus[j])
@@ -53,7 +57,7 @@ def count_on_gpus(S: int, i: int, n: int) -> None:
 
 @jit
 def place(S: int, i: int) -> bool:
-    """Place an instance's weights at no cost before the start, if there is room; return whether they were placed."""
+    """Place an instance's weights at no cost before the run starts; return False if there is no room."""
     W = world(S)
     I = inst_at(S, i)
     for j in range(I.gpu_count):
@@ -68,7 +72,7 @@ def place(S: int, i: int) -> bool:
 
 @jit
 def leave(S: int, i: int) -> None:
-    """Remove an instance's weights; the KV that requests hold stays."""
+    """Remove an instance's weights from its GPUs; the KV of requests stays."""
     W = world(S)
     shed(S, i)
     forget_cached(S, i)
@@ -84,7 +88,7 @@ def leave(S: int, i: int) -> None:
 
 @jit
 def elsewhere(S: int, i: int, first: int, last: int) -> bool:
-    """Tell whether an instance's model has another instance, with weights in a state from `first` to `last`."""
+    """Tell whether another instance of the same model has weights in a state from `first` to `last`."""
     j = inst_at(S, i).kin
     while j != i:
         if first <= inst_at(S, j).state <= last:
@@ -95,7 +99,7 @@ def elsewhere(S: int, i: int, first: int, last: int) -> bool:
 
 @jit
 def just_left(S: int, i: int) -> bool:
-    """Tell whether an eviction of another instance of the same model was ordered at this very instant."""
+    """Tell whether the eviction of another instance of the same model was ordered at this instant."""
     j = inst_at(S, i).kin
     while j != i:
         if inst_at(S, j).left_s == world(S).now:
@@ -106,11 +110,11 @@ def just_left(S: int, i: int) -> bool:
 
 @jit
 def route_weights(S: int, x: int, i: int, source: int) -> None:
-    """Add a load's parts on the links of its source.
+    """Create the parts of a load on the links of its source.
 
-    PCIE uses the links of the instance's GPUs. DISK uses these links and the node's disk. SPREAD uses the links of all
-    GPUs of the node, in equal parts; the instance's GPUs also gather what the others fetch, over peer links if there
-    are any.
+    PCIE uses the links from the host to the instance's GPUs. DISK uses these links and the node's disk. SPREAD uses the
+    links from the host to all GPUs of the node, in equal parts. The instance's GPUs also gather what the other GPUs
+    fetch, over peer links if there are any.
     """
     W = world(S)
     I = inst_at(S, i)
@@ -135,7 +139,10 @@ def route_weights(S: int, x: int, i: int, source: int) -> None:
 
 @jit
 def load(S: int, i: int, act_: int, source: int, tail_s: float) -> None:
-    """Queue a load: its weights wait for memory, go over the links of the source, then take `tail_s` seconds more."""
+    """Queue a load of an instance's weights.
+
+    The load waits for memory, moves the weights over the links of `source`, and then takes another `tail_s` seconds.
+    """
     W = world(S)
     W.migrations += int(elsewhere(S, i, DRAINING, LEAVING) or just_left(S, i))
     x = new_transfer(S, LOAD, i, act_, tail_s, float(inst_at(S, i).footprint))
@@ -150,7 +157,7 @@ def load(S: int, i: int, act_: int, source: int, tail_s: float) -> None:
 
 @jit
 def granted(S: int, x: int) -> bool:
-    """Tell whether the memory that a transfer asks for is free, and no earlier load or move waits for it."""
+    """Tell whether a transfer can get its memory now: enough is free, and no earlier load or move waits for it."""
     W = world(S)
     X = xfer_at(S, x)
     i = X.inst
@@ -167,7 +174,7 @@ def granted(S: int, x: int) -> bool:
 
 @jit
 def barred(S: int, i: int) -> bool:
-    """Tell whether each GPU of an instance has an earlier load or move that waits for memory there.
+    """Tell whether an earlier load or KV move waits for memory on every GPU of an instance.
 
     If so, the instance can get no memory now.
     """
@@ -179,7 +186,7 @@ def barred(S: int, i: int) -> bool:
 
 @jit
 def serve_grants(S: int) -> None:
-    """Give free memory to waiting loads and moves, in order on each GPU."""
+    """Grant free memory to waiting loads and KV moves, in order of issue on each GPU."""
     W = world(S)
     W.grants = 0
     left = 0  # GPUs on which a transfer waits for memory and may still get it
