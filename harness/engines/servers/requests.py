@@ -170,7 +170,7 @@ class Requests(WallClock):
         """Do nothing: `_pass` charges the waits of each request; see WallClock."""
 
     def release(self, request: Live) -> None:
-        """Do nothing, as the servers hold the KV; see WallClock."""
+        """Do nothing, because the servers manage the KV themselves; see WallClock."""
 
     def kv_bytes(self, request: Live) -> int:
         """Return a request's KV bytes at its server, for the tokens that the client has seen; see WallClock."""
