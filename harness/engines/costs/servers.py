@@ -1,4 +1,4 @@
-"""Default settings of servers by release and card, from `servers.toml`, which cites the server's file for each."""
+"""Default settings of servers by release and card, from `servers.toml`, which cites the server's source for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFILL_TOKENS = 16384  # stands for a step of whole prompts where a release has
 class Settings(NamedTuple):
     """The settings of a server, named as the fields of a spec.
 
-    Without `process_bytes`, the memory of a process follows from its parts.
+    If `process_bytes` is None, the memory of a process is the sum of its parts (`process.py`).
     """
 
     chunk_tokens: int
