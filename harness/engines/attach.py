@@ -147,7 +147,7 @@ def _answer(base: str, key: str) -> bytes:
 
 
 def _asked(base: str, key: str) -> tuple[int, bytes] | Exception:
-    """Ask a server for its models; return the status and the body of its answer, or what went wrong."""
+    """Ask a server for its models; return the status and the body of its answer, or the exception raised."""
     parts = urlsplit(base)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)

@@ -47,7 +47,7 @@ CONTIGUOUS = ("max", "pow2", "oracle")
 
 
 def unfit(order: Run, sms: int) -> Refusal | None:
-    """Return the refusal of an order that no GPU of `sms` SMs can run, or None if the order can run."""
+    """Return the refusal of a `Run` that no GPU of `sms` SMs can execute; None if one can."""
     if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
         return "never", "a slice is of a prefill, and has at least one layer"
     if order.op_s is not None and not order.op_s > 0:

@@ -118,7 +118,7 @@ class WallClock:
     # ------------------------------------------------------------ the run
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload. Raises Unsupported if it has a prefix cache."""
+        """Store the workload. Raises Unsupported if the workload has a prefix cache."""
         if jobs.prefix is not None:
             raise Unsupported("a prefix cache (--no-prefix-cache)")
         self.jobs = jobs
@@ -150,7 +150,7 @@ class WallClock:
         return self.now_s >= self._end_s
 
     def clock(self) -> float:
-        """Return the present time in seconds; it stops at the run's end."""
+        """Return the present time in seconds; the time stops at the run's end."""
         if self.begun:
             self.now_s = min(time.monotonic() - self._zero_s, self._end_s)
             for at_s in (0.0, self.config.window_s):
@@ -167,7 +167,7 @@ class WallClock:
             self._arrive(*heapq.heappop(self._future))
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; return a "not now" `Done` if it cannot start now but may later, else None."""
+        """Start an action; return a "not now" `Done` if the action cannot start now but may later, else None."""
         self.clock()
         refusal = self.act(action)
         if refusal is None:

@@ -123,9 +123,9 @@ def _halved(seconds: F8) -> F8:
 
     A step of LONG tokens or more takes at most DOUBLE times as long as two steps of half its tokens. No step takes
     longer than one of more tokens. Measured products of 4,096 and 8,192 tokens take more time per token than those of
-    half as many: 1.6 to 3.4 % on H100, H200 and B200 (median), and 3.7 to 7.9 % on L40S. The reason is that long calls
-    lower the GPU's clock before they end, and short ones do not. A server that computes all the time has one clock,
-    whatever the length of its steps.
+    half as many. The excess is 1.6 to 3.4 % on H100, H200 and B200 (median), and 3.7 to 7.9 % on L40S. The reason is
+    that long calls lower the GPU's clock before they end, and short ones do not. A server that computes all the time
+    has one clock, whatever the length of its steps.
     """
     out = seconds.copy()
     for j in np.flatnonzero(GRID >= LONG):

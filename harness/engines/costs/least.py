@@ -109,8 +109,9 @@ def _fill(c: np.void, p: F8) -> F8:
 def _duty(t: Tables, k: int, cap: int) -> float:
     """Return the least fraction of a step's seconds in which its kernels run, over steps of up to `cap` members.
 
-    The cost table may state the fraction. Else it follows from the host's seconds for E members and the least seconds
-    of their kernels: GEMMs of E tokens and, for each member, a sampled token or a piece of a prompt.
+    The cost table may state the fraction. Otherwise it follows from the host's seconds for E members and the least
+    seconds of their kernels. These kernels are GEMMs of E tokens and, for each member, a sampled token or a piece of a
+    prompt.
     """
     c = t.cost[k]
     stated = [float(c[name]) for name in ("pre_duty", "dec_duty")]

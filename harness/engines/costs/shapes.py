@@ -64,7 +64,7 @@ def beyond_dense(shape: Shape) -> str | None:
 
 
 def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
-    """Return the query and KV heads on each GPU of the group; KV heads are copied where they are fewer than GPUs."""
+    """Return the query and KV heads on each GPU of the group; KV heads are copied if they are fewer than GPUs."""
     cut = attention_gpus(shape, tp)
     return shape.q_heads / cut, max(1.0, shape.kv_heads / cut)
 

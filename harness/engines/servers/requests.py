@@ -52,7 +52,7 @@ class Requests(WallClock):
                 self._ended(self.live[rid], kind, at_s, tokens)
 
     def _come(self, r: int, due_s: float, sent: bool) -> None:
-        """Handle the arrival of a request; `sent` tells whether the client has sent it by its model's route."""
+        """Handle the arrival of a request; `sent` tells whether the client sent the request by its model's route."""
         jobs = self.jobs
         if jobs.after is None:
             due_s = jobs.arrival_s.item(r)  # not rounded

@@ -55,6 +55,6 @@ class Seen(WallView):
         return min(up.kv_bytes, sum(self.engine.kv_bytes(self.engine.live[r]) for r in up.flying))
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """Return the `Run` in force if the lane "mixed" of a batch is open, else None; see View."""
+        """Return the present `Run` of a batch if the batch's lane "mixed" is open, else None; see View."""
         open_ = phase == "mixed" and batch in self.engine.lanes
         return Run(batch, sms=self.engine.fleet.sms.get(batch.inst)) if open_ else None
