@@ -1,9 +1,9 @@
-"""Request bodies as bytes: completions with prompts of token ids, and with exact lengths of prompt and output.
+"""Bodies of completion requests as bytes: the prompt is a list of token ids, and `max_tokens` is the output's length.
 
-All prompts are slices of one seeded sequence of token ids. Each slice begins at a different offset, so that no prefix
-cache finds one prompt in another. A salt makes the prompts differ from those of earlier runs. All ids are written with
-the same number of characters, padded by spaces, which JSON allows. So a prompt is also a slice of bytes, and sending a
-request costs only a copy.
+All prompts are slices of one seeded random sequence of token ids. Each slice begins at a different offset, so that a
+server's prefix cache finds no prompt within another one. A nonzero salt makes the prompts differ from those of earlier
+runs. Every id is padded with spaces, which JSON allows, to the same number of characters. A prompt is therefore a slice
+of prepared bytes, and building a request only copies bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
 
 class Style(NamedTuple):
-    """Settings that differ between servers: members of the request's body, and the use of connections."""
+    """Settings that differ between servers: members of the request's JSON body, ids in prompts, use of connections."""
 
     ignore_eos: bool = True
     min_tokens: bool = False  # sent as well as max_tokens
@@ -46,7 +46,7 @@ OPENAI = Style(ignore_eos=False)  # as OpenAI's documents say, and no more
 
 
 class Bodies:
-    """The requests of a workload as bytes."""
+    """The HTTP requests of a workload, built as bytes."""
 
     def __init__(self, jobs: Jobs, seed: int, style: Style) -> None:
         self._prompt, self._output = jobs.prompt_tokens, jobs.output_tokens
@@ -74,7 +74,7 @@ class Bodies:
         return b"%b%d\r\nContent-Length: %d\r\n\r\n%b%b%b" % (head, rid, length, opening, prompt, closing)
 
     def redacted(self, text: str) -> str:
-        """Return a text of a server with the bearer key replaced by ***, as the server may echo the key."""
+        """Return a server's text with the bearer key replaced by ***, because a server may echo the key."""
         return text.replace(self._key, "***") if self._key else text
 
     def _head(self, to: Server) -> tuple[bytes, bytes]:
@@ -96,9 +96,10 @@ class Bodies:
 
 
 def _key(name: str) -> str:
-    """Read the bearer key from an environment variable; "" if `name` is empty.
+    """Return the bearer key that the environment variable `name` contains; "" if `name` is empty.
 
-    Raises UserError, which names the variable and never the key.
+    Raises UserError if the variable is unset or empty, or if the key is not printable ASCII without spaces. The message
+    names the variable and never the key.
     """
     if not name:
         return ""

@@ -1,4 +1,4 @@
-"""The open-loop load client: a handle on the process that sends the requests."""
+"""The open-loop load client: `Client` controls a separate process, which sends the requests."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Kind = Literal["routed", "arrived", "first", "done", "failed", "dropped"]
 class Told(NamedTuple):
     """An event of a request or of a route, reported by the process that sends.
 
-    "routed" has no request (`rid` is -1): the route applies to requests that leave after this event. `tokens` depends
-    on the kind. For "first" it is the tokens of the first chunk, and at the end of a request the tokens of all chunks.
-    For "arrived" it is 1 if the request left by its model's route.
+    A "routed" event confirms a change of a model's route, which applies to requests that arrive after the event; its
+    `rid` is -1. The meaning of `tokens` depends on the kind. For "arrived" it is 1 if the request left at once by its
+    model's route, else 0. For "first" it is the tokens of the first chunk. For "failed" and "dropped" it is the tokens
+    of all chunks. For "done" it is the number in the server's usage, or the tokens of all chunks if there is no usage.
     """
 
     kind: Kind
@@ -43,9 +44,9 @@ class Told(NamedTuple):
 class Client:
     """A client that sends a workload's requests to the servers of their models, each at its time; see `sender.py`.
 
-    If its model has a route, a request leaves at its time; otherwise it is held until `send`. A separate process sends
-    the requests. It ends with `close` or with this process. Call `start` from a thread that outlives the run, since the
-    kernel ends the sending process with that thread.
+    A request leaves at its arrival time if its model has a route by then; otherwise it is held until `send`. A separate
+    process sends the requests. That process ends at `close`, or when this process ends. Call `start` from a thread that
+    outlives the run, because the kernel ends the sending process together with that thread.
     """
 
     def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style) -> None:
@@ -91,7 +92,10 @@ class Client:
             raise UserError(f"the client's process was not ready after {START_S:g} s")
 
     def begin(self, zero_ns: int) -> None:
-        """Start the run: its second 0 is `zero_ns` of CLOCK_MONOTONIC. From now on, changes of routes are events."""
+        """Start the run, whose second 0 is the CLOCK_MONOTONIC time `zero_ns`.
+
+        From now on, `poll` reports each change of a route as an event.
+        """
         self._ask(("begin", zero_ns))
 
     def fileno(self) -> int:
@@ -100,15 +104,15 @@ class Client:
         return self._line.fileno()
 
     def route(self, model: str, to: Server | None) -> None:
-        """Send later arrivals of a model to the server `to` at their times; with None, hold them."""
+        """Send the model's later requests to the server `to` when they arrive; if `to` is None, hold them."""
         self._ask(("route", model, to))
 
     def send(self, rid: int, to: Server) -> None:
-        """Send a held request now. Nothing happens if the request was given up."""
+        """Send a held request now; do nothing if the request was sent or cancelled before."""
         self._ask(("send", self._known(rid), to, time.monotonic_ns()))
 
     def cancel(self, rid: int) -> None:
-        """Give a request up: close its connection, and end it as "dropped". Nothing happens if it has ended already."""
+        """Cancel a request: close its connection, and end it as "dropped"; do nothing if it has ended already."""
         self._ask(("cancel", self._known(rid)))
 
     def poll(self, timeout_s: float) -> list[Told]:
@@ -162,7 +166,10 @@ class Client:
             self._died()
 
     def _wait(self, kind: str, timeout_s: float) -> tuple[Any, ...] | None:
-        """Return the next message of a kind; None if none comes in time. Earlier events are stored for `poll`."""
+        """Return the next message of a kind; None if none comes within `timeout_s`.
+
+        Events that come meanwhile are stored for `poll`.
+        """
         until_s = time.monotonic() + timeout_s
         while self._line is not None:
             left_s = max(0.0, until_s - time.monotonic())

@@ -1,4 +1,4 @@
-"""Messages between the client's two processes: pickles, each preceded by its length, on a private socket pair."""
+"""Messages between the client's two processes over a private socket pair: each is a length, followed by a pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of processes that have nothing to do with a run."""
+"""Processor load of processes that do not belong to a run: neither its client nor its servers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import psutil
 
 
 class OtherLoad:
-    """The load of all processes but `pids` and their descendants, in cores, since this object was made.
+    """The mean load of all processes except `pids` and their descendants, in cores, since this object was made.
 
-    It is the processor time of the machine less that of these processes, per second. The time of a process that has
-    ended counts once its parent has waited for it.
+    The load is the busy time of all processors, minus the processor time of the excepted processes, divided by the time
+    passed. The processor time of a child that has ended is included only once its parent has waited for it.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""Events of each request, in nanoseconds of CLOCK_MONOTONIC: the sender records them, and `Log` holds the result."""
+"""Times of each request's events, in ns of CLOCK_MONOTONIC: the sender records them, and a `Log` is the result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())
 
 
 class Log(NamedTuple):
-    """The log of a run: arrays with one element per request, in the order of the jobs; comments name the exceptions.
+    """The log of a run: arrays with one element per request in the workload's order, unless a field's comment differs.
 
-    -1 means never or unknown.
+    The value -1 means that an event never occurred, or that a number is unknown.
     """
 
     intended_ns: NDArray[np.int64]  # intended arrival; a closed loop's is `think_s` after the end before it
@@ -74,10 +74,10 @@ CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
 
 class Book:
-    """The log of a run in progress, in the process that sends. Its parent gets it at the end of the run.
+    """The log of a run in progress, in the process that sends, which passes it to its parent at the end of the run.
 
-    Chunks are sent to the parent earlier, in the order in which they were read. Columns are plain arrays, in which
-    writing a number takes tens of nanoseconds.
+    Chunks are sent to the parent earlier, in the order in which they were read. Columns are of type `array.array`,
+    because writing a number into such an array takes only tens of nanoseconds.
     """
 
     def __init__(self, n: int) -> None:
@@ -96,7 +96,8 @@ class Book:
     def step(self, rid: int, state: int) -> None:
         """Move a request to a state.
 
-        A step that the diagram of requests does not allow is noted, or raises an error (see Diagram).
+        A step that the state diagram does not allow is recorded in `illegal`. If BENCH_STRICT is set, it raises an
+        error instead (see Diagram).
         """
         before = self.state[rid]
         if state not in LEGAL[before]:
@@ -114,7 +115,7 @@ class Book:
             shared = 1
 
     def spill(self) -> tuple[bytes, ...]:
-        """Return the chunks since the last call, one column for each of CHUNKS, and remove them from the book."""
+        """Remove and return the chunks recorded since the last call, as one column of bytes for each name in CHUNKS."""
         columns = (self._rid, self._ns, self._tokens, self._shared)
         spilt = tuple(column.tobytes() for column in columns)
         for column in columns:
@@ -123,7 +124,7 @@ class Book:
 
 
 def assemble(book: Book, spilt: Sequence[tuple[bytes, ...]]) -> Log:
-    """Build the log of a run from the book and the chunks that were sent earlier, which are grouped by request."""
+    """Build a run's log from the book and the chunks sent earlier; the log groups the chunks by request."""
     requests = {name: np.frombuffer(getattr(book, name), kind) for name, kind in KINDS.items()}
     rid, ns, tokens, shared = (
         np.frombuffer(b"".join(spill[k] for spill in spilt), kind) for k, kind in enumerate(CHUNKS.values())

@@ -18,7 +18,7 @@ AT_ONCE = 16  # connections opened ahead at a time
 
 
 class Owner(Protocol):
-    """The object that handles the requests of connections: a connection reports received bytes and losses to it."""
+    """The object to which connections report received bytes and losses, and which handles the requests accordingly."""
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
         """Handle bytes of the response to `connection.rid`; `tokens` has the token count of each completed chunk."""
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
             self._fd = transport.get_extra_info("socket").fileno()
 
     def ask(self, rid: int, to: Server, request: bytes, most: int) -> int:
-        """Send a request for at most `most` tokens; return the time in ns at which the kernel had taken its bytes."""
+        """Send a request for at most `most` tokens; return the time in ns right after the kernel took the bytes."""
         self.rid, self.to = rid, to
         self.response.begin(most)
         sent = 0
@@ -114,7 +114,7 @@ class Pool:
         return None
 
     def back(self, connection: Connection) -> None:
-        """Return a connection with a complete response to the idle ones; close it if it cannot be used again."""
+        """Make a connection idle after a complete response; close the connection if it cannot carry another request."""
         if connection.response.reusable and self.style.keep_alive and not connection.transport.is_closing():
             self._idle.append(connection)
         else:

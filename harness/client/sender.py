@@ -1,9 +1,9 @@
-"""The process that sends requests: the schedule and the connections run on one event loop, and nothing else does.
+"""The process that sends requests: its event loop runs only the schedule and the connections.
 
-The client is open-loop: a request leaves at its time whatever the server does, and any number may be open. A late
-request leaves at once, and its lag is in the log. Garbage collection is off, and prompts are bytes before the clock
-starts. The process ends with the run, with its parent, or at SIGTERM. It ignores Ctrl-C, as its parent may still want
-the log.
+The client is open-loop: a request leaves at its time whatever the server does, and any number of requests may be open
+at once. A late request leaves at once, and the log shows its lag. Garbage collection is off, and all prompts are
+prepared as bytes before the clock starts. The process ends with the run, with its parent, or at SIGTERM. It ignores
+Ctrl-C, because its parent may still want the log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Setup(NamedTuple):
 
 
 class Sender(asyncio.Protocol):
-    """A sender of requests by the clock (see the module), which reports events to its parent in batches.
+    """A sender that lets requests leave at their times (see the module) and reports events to its parent in batches.
 
     It is also the asyncio protocol of the connection to its parent, over which the parent calls its methods.
     """
@@ -98,7 +98,7 @@ class Sender(asyncio.Protocol):
         self._pool(to).tend(time.monotonic_ns())
 
     def send(self, rid: int, to: Server, asked_ns: int) -> None:
-        """Send a held request, which the parent asked for at `asked_ns`; see Client."""
+        """Send a held request that the parent ordered at the time `asked_ns`; see Client."""
         if self._book.state[rid] == WAITING:  # not given up meanwhile
             self._book.due_ns[rid] = asked_ns
             self._leave(rid, to)
@@ -109,7 +109,7 @@ class Sender(asyncio.Protocol):
             self._end(rid, DROPPED, time.monotonic_ns())
 
     def log(self) -> None:
-        """Send the log to the parent. The sender does nothing after that."""
+        """Stop the schedule of arrivals, and send the log to the parent."""
         self._timer.close()
         self._flush()
         self._spill()
@@ -185,7 +185,7 @@ class Sender(asyncio.Protocol):
             self._book.write_ns[rid] = at_ns
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
-        """Record the bytes of a response, and end its request if it is complete or wrong; see Owner."""
+        """Record the bytes of a response; end the request if the response is complete or wrong; see Owner."""
         rid, book, response = connection.rid, self._book, connection.response
         if book.byte_ns[rid] < 0:
             book.byte_ns[rid] = now_ns
@@ -206,10 +206,10 @@ class Sender(asyncio.Protocol):
             self._end(rid, DONE, now_ns)
 
     def lost(self, connection: Connection, why: str) -> None:
-        """Handle a request whose connection closed: send it again, or end it as failed (see Owner).
+        """Handle a request whose connection closed: send the request again, or end it as failed (see Owner).
 
-        If a server closes an idle connection, it never reads a request that was just sent there. Such a request is sent
-        again on a new connection.
+        A server may close an idle connection just when a request is sent on it, and then never reads the request. So a
+        request on a reused connection is sent again, on a new connection, if no byte of a response came.
         """
         rid = connection.rid
         if connection.served and self._book.byte_ns[rid] < 0:
@@ -219,7 +219,7 @@ class Sender(asyncio.Protocol):
             self._end(rid, FAILED, time.monotonic_ns(), why)
 
     def _end(self, rid: int, state: int, now_ns: int, why: str = "") -> None:
-        """End a request; in a closed loop, schedule the request that follows it, after the think time."""
+        """End a request; in a closed loop, schedule its successor one think time later."""
         book, connection, tokens = self._book, self._open.pop(rid, None), 0
         if connection is not None:
             tokens = connection.response.made
@@ -274,12 +274,12 @@ class Sender(asyncio.Protocol):
         self._parent.write(packed(("ready",)))
 
     def data_received(self, data: bytes) -> None:
-        """Call the method that each message of the parent names, with its arguments; see asyncio."""
+        """Call the method that each message of the parent names, with the message's arguments; see asyncio."""
         for verb, *values in self._unpacker.feed(data):
             getattr(self, verb)(*values)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Let the process end, as the parent is gone; see asyncio."""
+        """Let the process end, because the parent is gone; see asyncio."""
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -313,9 +313,9 @@ async def serve(line: socket.socket, setup: Setup) -> None:
 
 
 def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the process after an error in this code, so that the parent notices the error.
+    """End the process after an uncaught error in the event loop, so that the parent notices the error.
 
-    Otherwise the loop would continue without the request.
+    Otherwise the loop would go on, and the request concerned would never end.
     """
     loop.default_exception_handler(context)
     sys.stderr.flush()

@@ -1,11 +1,11 @@
-"""Scheduling of the client, so that it runs soon after its timer fires although the servers keep the machine busy.
+"""Scheduling of the client's process, so that it runs soon after its timer fires even if servers keep the machine busy.
 
-If the user may (root, or a limit of RLIMIT_RTPRIO), the client runs in real time: before all other processes, for the
-tenth of a processor that it needs. Otherwise it asks for short turns. Since Linux 6.12 a process can choose the length
-of its turns. With a short one the kernel runs it sooner after it wakes, without a larger share of the processor. On two
-busy cores, turns of 0.1 ms in place of 3 ms about halved the lag's P99, but interrupted bursts. A turn of 0.7 ms is
-enough to send a burst of 40 requests. With four llama.cpp servers on these cores, lag P99 was 3 to 6 ms with short
-turns and 0.8 to 1.3 ms in real time.
+With permission (root, or a limit of RLIMIT_RTPRIO), the client gets real-time scheduling. It then runs before all other
+processes, for the tenth of a processor that it needs. Without permission, it asks for short time slices, whose length a
+process can choose since Linux 6.12. With short slices, the kernel runs the process sooner after it wakes, without a
+larger share of the processor. On two busy cores, slices of 0.1 ms in place of 3 ms about halved the lag's P99, but
+interrupted bursts of requests. A slice of 0.7 ms is long enough to send a burst of 40 requests. With four llama.cpp
+servers on these cores, the lag's P99 was 3 to 6 ms with short slices. With real-time scheduling it was 0.8 to 1.3 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, 
 
 
 def hurry() -> None:
-    """Ask for real-time scheduling of this process or, if that is refused, for short turns on the processor.
+    """Ask for real-time scheduling of this process or, if that is refused, for short time slices.
 
     If both are refused, its scheduling stays unchanged.
     """
@@ -31,7 +31,7 @@ def hurry() -> None:
 
 
 def in_real_time() -> bool:
-    """Ask for real-time scheduling, ahead of all processes without it; return True if the kernel grants it."""
+    """Ask for real-time scheduling, which precedes all other processes; return True if the kernel grants it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -42,7 +42,7 @@ def in_real_time() -> bool:
 
 
 def shorten() -> None:
-    """Ask for short turns on the processor.
+    """Ask the kernel for short time slices.
 
     Nothing changes for a process that already runs in real time, and on systems other than Linux.
     """

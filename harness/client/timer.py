@@ -16,7 +16,7 @@ NONBLOCK, CLOEXEC, ABSTIME = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0), 1  # TF
 
 
 class Timer:
-    """A timer that calls `fire` once the clock reaches the last time given to `at`."""
+    """A timer that calls `fire` when CLOCK_MONOTONIC reaches the time that was last passed to `at`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fire: Callable[[], None]) -> None:
         self._loop, self._fire = loop, fire
@@ -53,7 +53,7 @@ class Timer:
 
 
 class Timerfd:
-    """A timerfd of the C library, as Python has none before 3.13."""
+    """A timer of the Linux kernel (timerfd), called through the C library because Python has none before 3.13."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

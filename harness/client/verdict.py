@@ -1,14 +1,15 @@
 """The verdict on a run on real servers: whether it measured the servers, or rather the client and its machine.
 
-    lag              of a request that was to leave: write - due; due is the intended time, or when the policy sent it
-    offered          requests due, over the time from the first due to the last
-    achieved         those of them that left, or failed to connect, over the time from the first due to the last write
+    lag              per request that left: write time - due time; due: its intended time, or when the policy sent it
+    offered          requests due / seconds from the first due time to the last
+    achieved         due requests that left or failed to connect / seconds from the first due time to the last write
     by event         requests with several tokens in an event: the usage counts them, and they are spread over events
-    chunks per read  > 1 where the client reads late, or a server sends several at once
-    cached           requests whose prompt the server had in a cache, as its usage says: no two prompts are alike
-    other load       cores busy with processes that are neither the client nor the servers
+    chunks per read  above 1 if the client reads late, or if a server sends several chunks at once
+    cached           requests with prompt tokens in a cache of the server, by its usage (no two prompts are alike)
+    other load       cores kept busy by processes that are neither the client nor the servers
 
-A run that exceeds a limit is invalid, and every table and figure says so.
+If the last write precedes the last due time, `achieved` ends at the last due time. A run that exceeds a limit is
+invalid, and every table and figure says so.
 """
 
 from __future__ import annotations

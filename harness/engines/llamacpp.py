@@ -1,8 +1,8 @@
 """llama.cpp's server, one process for each model on this host: `Load` starts it, `Evict` stops it (servers/started.py).
 
-A server takes its KV memory (`n_ctx`) when it starts. If a `Limit` was set before, that is the memory which it allows.
-Else it is the KV of four requests of the longest size, or less if there is less room. The server batches only as many
-requests as would have room if all had the longest size, so that none runs out of memory.
+A server takes its KV memory (`n_ctx`) when it starts. If a `Limit` was set before, the KV memory is what the limit
+allows. Otherwise it fits four requests of the greatest length, or fewer if memory is short. The server batches only as
+many requests as would fit if all had the greatest length, so that no request runs out of memory.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ CONTIGUOUS = ("max", "pow2", "oracle")
 
 
 def unfit(order: Run, sms: int) -> Refusal | None:
-    """Return the refusal of an order that no GPU of `sms` SMs can run, or None if the order can run."""
+    """Return the refusal of a `Run` that no GPU of `sms` SMs can execute; None if one can."""
     if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
         return "never", "a slice is of a prefill, and has at least one layer"
     if order.op_s is not None and not order.op_s > 0:
@@ -120,7 +120,7 @@ class Config:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each GPU. Raises UserError unless the GPUs are a whole number of copies of a mix."""
+        """The kind of each GPU. Raises UserError unless the number of GPUs is a multiple of the mix's."""
         return mix.kinds(self.gpu, self.gpus)
 
     @property
@@ -130,7 +130,7 @@ class Config:
 
     @property
     def group_gpus(self) -> int:
-        """The largest number of GPUs of a tensor-parallel group, which lies within one node and has one kind of GPU."""
+        """The most GPUs of a tensor-parallel group, which lies within one node and has GPUs of one kind."""
         return min(self.node_gpus, max(n for _, n in mix.copies(self.gpu, self.gpus)))
 
 
@@ -174,8 +174,8 @@ class Machine(NamedTuple):
 def machine(config: Config, host: quantities.HostProfile | None = None) -> Machine:
     """Return the machine that a configuration names.
 
-    `host` replaces the host profile of the configuration, for fits, which try several. Raises UserError for a mix with
-    a cost table, and for a mix whose kinds differ in the costs of API calls.
+    A fit, which tries several host profiles, passes `host` in place of the configuration's. Raises UserError for a mix
+    with a cost table, and for a mix whose kinds differ in the costs of API calls.
     """
     if mix.mixed(config.gpu):
         return _mixed(config, host)
@@ -221,11 +221,11 @@ def power_above(n: Tokens) -> Tokens:
 def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
     """Return the KV blocks that each request reserves when it is admitted, under the option `kv`.
 
-    Contiguous KV is one chunk, whose number of blocks is rounded up to a power of two. With `max`, the chunk holds the
-    longest sequence of the request's model, or the request's own if that is longer. With `pow2`, it holds the prompt
-    and the output, where the output is rounded up to a power of two of tokens. With `oracle`, it holds the prompt and
-    the output. These are the three versions of Orca in PagedAttention (SOSP 2023, section 6.1). Paged KV reserves the
-    blocks of the prompt and the output.
+    Contiguous KV (`max`, `pow2`, `oracle`) is one chunk, whose number of blocks is rounded up to a power of two. With
+    `max`, the chunk fits the longest sequence of the request's model, or the request itself if that is longer. With
+    `pow2`, it fits the prompt, and the output rounded up to a power of two of tokens. With `oracle`, it fits the prompt
+    and the output. These are the three versions of Orca in PagedAttention (SOSP 2023, section 6.1). Paged KV reserves
+    the blocks of the prompt and the output.
     """
     prompt, output = jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64)
     tokens = prompt + (power_above(output) if kv == "pow2" else output)
@@ -251,7 +251,8 @@ def block_bytes(config: Config, model: Served) -> int:
 def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     """Return the least bytes of KV memory that a model takes at a time.
 
-    That is one block or, with elastic KV memory, one page id in every layer (kvcached).
+    That is one block. With elastic KV memory it is one page id of kvcached, which maps memory for K and for V in every
+    layer.
     """
     return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
@@ -273,7 +274,7 @@ def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "m
 
 
 def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
-    """Return the bytes that a model's weights and its process take on each GPU; they come and go together."""
+    """Return the bytes that a model's weights and process together take on each GPU while the model is loaded."""
     if config.pool_bytes is not None:
         return shapes.weight_bytes(model.shape, model.tp)
     layout = laid_out(config, layout)
@@ -296,7 +297,7 @@ def parts(config: Config, model: Served) -> process.Parts:
 def laid_out(config: Config, layout: process.Layout) -> process.Layout:
     """Return the layout of the processes in this run, given the layout that the system's engine asks for.
 
-    If the run sets one process per model for all systems, "gpu" becomes "kept", and every other layout "model".
+    If the run sets one process per model for all systems, "gpu" becomes "kept", and every other layout becomes "model".
     """
     if config.process == "model":
         return "kept" if layout == "gpu" else "model"

@@ -41,9 +41,9 @@ def batches(
     known). `api_in_s` are the seconds before the engine sees a request, and `api_out_s` those before the client sees a
     token.
 
-    `tokens`, `gaps` and `first_tokens` have an entry per request. `tokens` has the times of its tokens. `gaps` has, by
-    cause, the nanoseconds that it waited within the longest gap between two tokens (None: not known). `first_tokens` is
-    the number of tokens that arrived together as the first ones (None: one).
+    `tokens`, `gaps` and `first_tokens` have an entry per request. `tokens` has the times of the request's tokens.
+    `gaps` has, by cause, the nanoseconds that the request waited within the longest gap between two of its tokens
+    (None: not known). `first_tokens` is the number of tokens that arrived together as the first ones (None: one).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -133,7 +133,11 @@ def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArra
 
 
 def path(places: Sequence[Gpus], code: int) -> str:
-    """Return the GPUs of a request: "0", "0+1" on a group, "0>1" when it moved, "" when it never ran."""
+    """Return the GPUs of a request: "0", "0+1" for a group, "0>1" if the request moved, "" if it never ran.
+
+    `code` is `first * (len(places) + 1) + last`, where `first` and `last` are indices of the request's places (-1:
+    none).
+    """
     first, last = divmod(code, len(places) + 1)
     if first < 0 or code < 0:
         return ""
@@ -146,8 +150,9 @@ def token_times(
 ) -> tuple[pa.Array, dict[str, pa.Array]]:
     """Return the time of each token since the intended arrival of its request, as a list<int64> in ns per request.
 
-    The times are computed from the log of an engine. A segment of the log gives the end of every decode tick of a
-    batch. A stay gives the ticks in which a request took part, or the time at which a prefill gave it a token.
+    The times are computed from the log of an engine, whose rows are segments (`request` below 0) and stays. A segment
+    states when every decode tick of a batch ends. A stay states the ticks in which a request took part, or the time at
+    which a prefill made a token of the request.
 
     Return also, by cause, the nanoseconds that each request waited within the longest gap between two of its tokens
     (the first of equally long ones). They sum to that gap, and are null for a request that made fewer than two tokens.
@@ -178,7 +183,7 @@ def token_times(
     stamps = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)
 
     def waited_s(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the seconds by cause that the request of each token had waited when the token was made.
+        """Return, by cause, the seconds that each token's request had waited by the time of the token.
 
         The result has the dimensions (causes, tokens).
         """
@@ -207,9 +212,10 @@ def token_times(
 
 
 def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the owners of two stamps or more, and for each the index of the stamp before its longest gap.
+    """Return each owner of at least two time stamps, and the index of the stamp before that owner's longest gap.
 
-    `owner` has the owner of each stamp in `ns`; owners ascend, and the stamps of each are in order.
+    `owner` has the owner of each stamp in `ns`. Owners ascend, and the stamps of each owner are in order. Of equally
+    long gaps, the first counts.
     """
     before = np.flatnonzero(owner[1:] == owner[:-1])
     whose, gap_ns = owner[before], ns[before + 1] - ns[before]

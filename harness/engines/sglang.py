@@ -1,9 +1,9 @@
 """SGLang's server, one process for each model on each set of GPUs (servers/started.py); it needs GPUs.
 
 A server has a fixed share of the card (`--mem-fraction-static`) for its weights, its process and its KV memory. If a
-`Limit` was set before the start, KV memory gets what it allows. The servers of the start without a limit share the rest
-equally. With kvcached, KV memory is taken on demand. A server that is loaded by way of `sleep` gives its memory back
-when it is evicted, and takes it again when it is loaded (its memory saver).
+`Limit` was set before the start, KV memory is what the limit allows. Servers that start with the run and have no limit
+share the remaining memory equally. With kvcached, KV memory is taken on demand. A server that was loaded by the way
+`sleep` frees its GPU memory when it is evicted (SGLang's memory saver). It takes the memory again at its next load.
 """
 
 from __future__ import annotations

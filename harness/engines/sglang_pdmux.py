@@ -1,9 +1,8 @@
-"""SGLang's server with its own PD-multiplexing: prefill and decode of one server on parts of the SMs at once.
+"""SGLang's server with its own PD-multiplexing: one server runs prefill and decode at once, each on a part of the SMs.
 
-Whatever a system orders, SGLang divides the SMs of each server by itself, as the server's batch grows. A server is
-started with `--enable-pdmux` and a file that leaves the groups of SMs to SGLang. It computes each prompt whole: the
-spec's chunk size is not used. Our policy `pdmux` is something else: it orders turns and SMs, and no server takes such
-orders.
+SGLang itself divides the SMs of each server as the server's batch grows, whatever a system orders. A server is started
+with `--enable-pdmux` and a file that leaves the groups of SMs to SGLang. It computes each prompt whole: the spec's
+chunk size is not used. Our policy `pdmux` is different: it orders turns and SMs, and no real server obeys such orders.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class SglangPdMux(Sglang):
         self.split.write_text(json.dumps(commands.PDMUX), "utf-8")  # JSON is a part of YAML
 
     def served(self) -> dict[str, str]:
-        """Return for each model, in words, how it is served; see Kind."""
+        """Return, for each model, a text that says how its server shares the card; see Kind."""
         return {model: f"{how}, SGLang's own PD-multiplexing" for model, how in super().served().items()}
 
 

@@ -31,7 +31,8 @@ FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records
 def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the intended arrival of each request, in seconds.
 
-    In a closed loop, that is when the client sent the request; it is `end_s` at the latest.
+    In a closed loop, a request that follows another arrives when its client sent it, or at `end_s` if its client had
+    not sent it by then.
     """
     if jobs.after is None:
         return jobs.arrival_s

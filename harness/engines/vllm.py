@@ -1,11 +1,12 @@
 """vLLM's server, one process for each model on each set of GPUs or, without GPUs, for each model (servers/started.py).
 
 On a card a server has a fixed share (`--gpu-memory-utilization`) for its weights, its process and its KV memory. If a
-`Limit` was set before the start, KV memory gets what it allows. The servers of the start without a limit share the rest
-equally. With kvcached, KV memory is taken on demand. A server that is loaded by way of `sleep` sleeps at level 1 when
-it is evicted, and wakes when it is loaded again. The way `sleep2` is level 2: waking reads the weights from their files
-again, so the way exists only if models have files. On a host without a card vLLM refuses to sleep, so that an evicted
-server stops.
+`Limit` was set before the start, KV memory is what the limit allows. Servers that start with the run and have no limit
+share the remaining memory equally. With kvcached, KV memory is taken on demand.
+
+A server that was loaded by the way `sleep` sleeps at level 1 when it is evicted, and wakes when it is loaded again. The
+way `sleep2` is level 2. To wake, the server then reads the weights from their files again, so `sleep2` exists only if
+models have files. On a host without a card vLLM refuses to sleep, so that an evicted server stops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The base of engines in real time: the clock, arrivals, membership, causes of waiting, stamps, and their rows.
+"""The base of engines in real time: clock, arrivals, members of batches, causes of waiting, time stamps, and rows.
 
-An engine on a wall clock derives from `WallClock` and adds what it does itself: `poll`, the actions, its memory.
+An engine derives from `WallClock` and adds its own part: `poll`, the actions, and its memory.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class WallClock:
     # ------------------------------------------------------------ the run
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload. Raises Unsupported if it has a prefix cache."""
+        """Store the workload. Raises Unsupported if the workload has a prefix cache."""
         if jobs.prefix is not None:
             raise Unsupported("a prefix cache (--no-prefix-cache)")
         self.jobs = jobs
@@ -150,7 +150,7 @@ class WallClock:
         return self.now_s >= self._end_s
 
     def clock(self) -> float:
-        """Return the present time in seconds; it stops at the run's end."""
+        """Return the present time in seconds; the time stops at the run's end."""
         if self.begun:
             self.now_s = min(time.monotonic() - self._zero_s, self._end_s)
             for at_s in (0.0, self.config.window_s):
@@ -167,7 +167,7 @@ class WallClock:
             self._arrive(*heapq.heappop(self._future))
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; return a "not now" `Done` if it cannot start now but may later, else None."""
+        """Start an action; return a "not now" `Done` if the action cannot start now but may later, else None."""
         self.clock()
         refusal = self.act(action)
         if refusal is None:
@@ -186,7 +186,10 @@ class WallClock:
             self._lacking = False
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Queue events of one instant in the order of ORDER, but only those that the policy hears."""
+        """Queue events of one instant in the order of ORDER, but only those that the policy hears.
+
+        A `Done` of an action that failed is always queued.
+        """
         wanted = (e for e in events if type(e) in self._hears or (type(e) is Done and self._wanted(e)))
         self._told.extend(sorted(wanted, key=lambda event: ORDER.index(type(event))))
 
@@ -266,7 +269,7 @@ class WallClock:
         return None
 
     def withdrawn(self, request: Live) -> None:
-        """Take a request out of its batch before it joins another one; free its KV, unless an engine overrides it."""
+        """Take a request out of its batch before it joins another one, and free its KV; an engine may override this."""
         self._leave(request)
 
     def _leave(self, request: Live) -> None:
@@ -294,7 +297,7 @@ class WallClock:
         return Preempted(request.rid, request.batch)
 
     def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
-        """End a request now; its successor in a closed loop arrives after its think time."""
+        """End a request now; in a closed loop, its successor arrives one think time later."""
         self.charge()
         self._R["done"][request.rid], self._ends[request.rid] = self.now_s, stamps.NAMES.index(state)
         self._leave(request)

@@ -1,4 +1,4 @@
-"""Seconds that requests take alone on idle GPUs, by the cost table and the run's limits on a step."""
+"""Seconds that requests take alone on idle GPUs, according to the cost table and the run's chunk size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def alone_s(t: Tables, row: I8, prompt: I8, output: I8, chunk_tokens: int) -> tu
     """Return the seconds that the prefill and the decode steps of each request take alone on idle GPUs.
 
     Prompts are computed in pieces of `chunk_tokens` (0: whole). `row` is the row of each request's model in the tables.
-    The seconds of a decode step are affine in its context, so all steps of a request are priced at their mean context.
+    All decode steps of a request are priced at their mean context, because a step's seconds are nearly affine in its
+    context.
     """
     prefill_s, decode_s = np.zeros(len(row)), np.zeros(len(row))
     for k in np.unique(row).tolist():

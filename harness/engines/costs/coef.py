@@ -1,6 +1,6 @@
 """The form of a step's cost: cost tables state its coefficients, and the simulator's kernel uses them.
 
-One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds are solo seconds.
+One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds are those of a step alone on its GPUs.
 
     m    = tokens in the step = B decodes + p prefill tokens        n   = prompt pieces in the step
     C    = sum of contexts of the decodes                           out = rows sampled (decodes + prompts ending here)
@@ -13,24 +13,26 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
     step = gpu + host if serial else max(gpu, host)
 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
-An engine's products take `pre_x` times as long in steps with prompts as by themselves. The factor depends on the
-phase alone: the number of prompt tokens from which on it holds was not measured (row 5 of probe/ORDER.md).
-`head` includes a sampler that sorts the vocabulary; host0 includes what a host takes for more GPUs.
+An engine's matrix products take `pre_x` times as long in steps with prompts as in steps of decodes alone. The factor
+depends on the phase alone: the number of prompt tokens at which it begins was not measured (row 5 of probe/ORDER.md).
+`head` includes a sampler that sorts the vocabulary; host0 includes the host time that more GPUs add.
 
-Attention of B' decodes to KV on other GPUs takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') on these GPUs, and the
-time in which query_bytes B' go out and result_bytes B' come back. `kernels` divides gemm(m) / layers (in a step with
-prompts, times pre_x) among a layer's kernels.
+If B' decodes attend to KV on other GPUs, the attention takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') on those
+GPUs. The transfers add the seconds in which query_bytes B' go out and result_bytes B' come back. `kernels` divides
+gemm(m) / layers (in a step with prompts, times pre_x) among a layer's kernels.
 
 Demands of a step on each of its GPUs, both <= 1:
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (weights + kbytes C) / (hbm step))
     weights = wbytes + xbytes (1 - xmiss^m): m tokens touch this share, 1 - (1 - top/all)^m, of equally likely experts
-Beside other steps, kernels take turns (docs/semantics.md, Sharing a GPU). A turn of a step has
+
+Steps of several models on a GPU take turns, kernel by kernel (docs/semantics.md, Sharing a GPU). A step has
     w = 0 to 1 as p goes from few to many,   fill = dec_fill + w (pre_fill - dec_fill)
-    turn = (passes + w (1 - passes)) duty step / layers;   1 for all where `equal` is set
-    duty = min(1, gpu / step); pre_duty or dec_duty, by whether the step has prefill tokens, where that is above 0
-Beside steps on disjoint partitions a step takes at least max(apart, crowd (the sum of their hbm)) times as long as
-alone. A step that would thus take t times as long as alone takes 1 + slow (t - 1) times as long; slow is pre_slow or
-dec_slow.
+    turn = (passes + w (1 - passes)) duty step / layers;   if `equal` is set, every turn is 1
+    duty = pre_duty with prefill tokens, dec_duty without, if that is above 0; else min(1, gpu / step)
+
+While steps run on other, disjoint partitions of the SMs, a step takes at least max(apart, crowd H) times as long as
+alone. H is the sum of the hbm demands of all these steps, including its own. A step that would thus take t times as
+long as alone takes 1 + slow (t - 1) times as long; slow is pre_slow or dec_slow.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ def _halved(seconds: F8) -> F8:
 
     A step of LONG tokens or more takes at most DOUBLE times as long as two steps of half its tokens. No step takes
     longer than one of more tokens. Measured products of 4,096 and 8,192 tokens take more time per token than those of
-    half as many: 1.6 to 3.4 % on H100, H200 and B200 (median), and 3.7 to 7.9 % on L40S. The reason is that long calls
-    lower the GPU's clock before they end, and short ones do not. A server that computes all the time has one clock,
-    whatever the length of its steps.
+    half as many. The excess is 1.6 to 3.4 % on H100, H200 and B200 (median), and 3.7 to 7.9 % on L40S. The reason is
+    that long calls lower the GPU's clock before they end, and short ones do not. A server that computes all the time
+    has one clock, whatever the length of its steps.
     """
     out = seconds.copy()
     for j in np.flatnonzero(GRID >= LONG):
@@ -141,7 +141,7 @@ def set_turns(c: np.void, turns: forms.Turns) -> None:
 
 
 def _active(shape: Shape, tp: int) -> float:
-    """Return the number of weights on each GPU by which a token is multiplied, without the weights of the LM head."""
+    """Return the number of weights on each GPU that multiply one token, without the weights of the LM head."""
     count, moe = parameters.parameters(shape, tp), shape.experts
     part = count.experts * moe.top / moe.routed if moe is not None else 0.0
     return count.attention / shape.dp + count.ffn + count.shared + count.router + part
@@ -158,8 +158,8 @@ def _read_bytes(shape: Shape, tp: int) -> float:
 def _decode_lines(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> F8:
     """Fit the seconds of a layer's decode attention, and return att0, att1, dec0, dec1, dec2 of `coef`.
 
-    The fit is the larger of two planes. Errors are relative to the seconds of the whole layer, whose other kernels take
-    `layer` seconds on `GRID`.
+    The fitted seconds are the larger of att0 + att1 B and dec0 + dec1 B + dec2 C. Errors are relative to the seconds of
+    the whole layer, whose other kernels take `layer` seconds on `GRID`.
     """
     B, ctx = (x.ravel() for x in np.meshgrid(SEQS, 2.0 ** np.arange(4, 15)))
     B, ctx = B[B * ctx <= 1 << 20], ctx[B * ctx <= 1 << 20]

@@ -3,11 +3,11 @@
 In a step of m tokens, each token goes to `top` of `routed` experts, which gives m x top rows. These are assumed to
 spread over the experts by one of `SPREADS`:
 
-    balanced          every expert has equally many: min(routed, m top) experts are touched
-    power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA, on [1, 0.8 m] if m top > routed, else on
-                      [0.01, 2]; here parts are its quantiles, and nothing is random. Rows are rounded, and an expert
-                      has at most m; missing rows go to the experts with the fewest, and excess ones are taken from
-                      those with the most. The measured calls drew their rows so (AIConfigurator, collector/helper.py,
+    balanced          every expert gets equally many rows, and min(routed, m top) experts are touched
+    power_law_ALPHA   an expert's part of the rows is a quantile of the density x^-ALPHA on [1, 0.8 m] if
+                      m top > routed, else on [0.01, 2]. Rows are rounded, and an expert gets at most m. Missing rows
+                      go to the experts with the fewest, and excess ones are taken from those with the most. The
+                      measured calls drew parts of this density at random (AIConfigurator, collector/helper.py,
                       `_generate_power_law_distribution`)
 
 The weights of each touched expert are read once, whatever its rows; an expert's rows are rounded up to whole tiles.
@@ -85,8 +85,8 @@ def experts_s(
 ) -> F8:
     """Return the seconds of one layer's routed experts of `width` on each GPU, in steps of `tokens` tokens.
 
-    With expert parallelism the experts are assigned to `ep` parts in turn, in the order of their load. Each GPU has one
-    part, and the seconds are those of the part with the largest load.
+    With expert parallelism, the experts are sorted by load and dealt to `ep` parts in turn. Each GPU has one part, and
+    the seconds are those of the part with the largest load.
     """
     m = np.asarray(tokens, dtype=np.float64)
     every = loads(m, top, routed, spread)

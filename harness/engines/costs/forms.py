@@ -1,8 +1,8 @@
-"""The forms of quantities in cost tables: `tables/*.toml` state them for a GPU kind, and a user's table replaces some.
+"""The forms of quantities in cost tables, against which a user's table is checked.
 
-`fit`, `held` and `held_parts` are errors of a fit; a quantity without them is a roofline of unknown error. `factors`
-has one number for each point of `axes`, where the last axis varies fastest. (Classes with two base classes have no
-slots.)
+A file of `tables/` states the quantities of a GPU kind, and a user's table replaces some of these. `fit`, `held` and
+`held_parts` are errors of a fit; a quantity without them is a roofline of unknown error. `factors` has one number for
+each point of `axes`, where the last axis varies fastest. (Classes with two base classes have no slots.)
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def decode_s(
 ) -> F8:
     """Return the seconds of one layer's decode attention for B sequences of `ctx` tokens each.
 
-    `heads` and `kv` are the query and KV heads on each GPU, and `d` is their dimension. Heads with a KV head each
-    (`q["mha"]`) have other kernels than grouped-query heads (`q["gqa"]`).
+    `heads` and `kv` are the numbers of query and KV heads on each GPU, and `d` is the dimension of a head. Query heads
+    that each have a KV head (`q["mha"]`) run other kernels than grouped-query heads (`q["gqa"]`).
     """
     B, ctx, heads, kv, d = (np.asarray(x, dtype=np.float64) for x in (B, ctx, heads, kv, d))
     mha, gqa = (_decode_s(q[group], spec, B, ctx, heads, kv, d, part, kv_bytes) for group in ("mha", "gqa"))
@@ -167,10 +167,10 @@ def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
 def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
     """Return the seconds of an all-reduce of bf16 `elements` over `tp` GPUs.
 
-    Between measured points, they are interpolated in the logarithms of elements and seconds. Beyond the last point they
-    grow in proportion to the elements. If the quantity names a link (`wire`), they are at least the seconds of a ring
-    over this link. All bytes pass a link of the ring `passes` times: twice in an all-reduce, once in an all-gather or a
-    reduce-scatter. Raises UserError if no times for `tp` GPUs were measured.
+    Between measured points, the seconds are interpolated in the logarithms of elements and seconds. Beyond the last
+    point, they grow in proportion to the elements. If the quantity states a link's bytes/s (`wire`), the seconds are at
+    least those of a ring over this link. All bytes pass a link of the ring `passes` times: twice in an all-reduce, once
+    in an all-gather or a reduce-scatter. Raises UserError if no times for `tp` GPUs were measured.
     """
     x, elements = np.array(q["elements"], dtype=np.float64), np.asarray(elements, dtype=np.float64)
     if tp == 1:
@@ -188,9 +188,9 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
 def exchanges_s(q: Toml, shape: Shape, tp: int, m: ArrayLike) -> tuple[F8, F8]:
     """Return the seconds of a layer's collectives for `m` tokens: after attention, and after the FFN or experts.
 
-    Each is an all-reduce over the group. With data-parallel attention the FFN is still split over all GPUs. After
-    attention come an all-reduce within each attention group and an all-gather of the groups' tokens. After the FFN come
-    a reduce-scatter of the sums to the groups and an all-reduce within each group.
+    Without data-parallel attention, each of the two is an all-reduce over the group. With it, the FFN is still split
+    over all GPUs. After attention come an all-reduce within each attention group and an all-gather of the groups'
+    tokens. After the FFN come a reduce-scatter of the sums to the groups and an all-reduce within each group.
     """
     m = np.asarray(m, dtype=np.float64)
     if shape.dp == 1:
@@ -237,7 +237,7 @@ def decode_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, B: F8, ctx: 
 
 
 def prefill_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, n: F8, tokens: F8, part: Part = WHOLE) -> F8:
-    """Return the seconds of a prefill step's kernels on a part of each GPU; it has n prompts of `tokens` tokens."""
+    """Return the seconds of a prefill step's kernels on a part of each GPU, for n prompts of `tokens` tokens."""
     body = _kernels_s(q, spec, shape, tp, n * tokens, n, part)
     return body + prefill_attention_s(q, spec, shape, tp, n, tokens, part)
 
@@ -285,7 +285,7 @@ LATENT_HBM, LATENT_FLOPS, LATENT_FLOOR_S = 0.8, 0.6, 10e-6
 def _latent_decode_s(spec: GpuSpec, shape: Shape, tp: int, B: ArrayLike, ctx: ArrayLike, part: Part) -> F8:
     """Return the seconds of a layer's decode attention over latent KV, with the up-projection absorbed.
 
-    All heads then read the one latent vector of a token.
+    Every head then reads the same latent vector of a token.
     """
     B, ctx = in_group(shape, B), np.asarray(ctx, dtype=np.float64)
     mla = cast("Latent", shape.latent)
@@ -317,7 +317,7 @@ def head_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, out: ArrayLike, part: 
 
 
 def products_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, part: Part = WHOLE) -> F8:
-    """Return the seconds of a layer's matrix products for `m` tokens, as a mean over layers and with routed experts."""
+    """Return the seconds of a layer's matrix products for `m` tokens: the mean over layers, routed experts included."""
     return sum(kernel_products_s(q, spec, shape, tp, m, part), start=np.zeros(()))
 
 
@@ -366,8 +366,8 @@ def kernel_products_s(
 def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: Part = WHOLE) -> F8:
     """Return the seconds of one layer's routed experts.
 
-    Each expert is split over all `tp` GPUs or, with expert parallelism, over the GPUs that hold its part of the
-    experts.
+    Each expert is split over all `tp` GPUs. With expert parallelism, it is split over the GPUs that store its part of
+    the experts.
     """
     moe = cast("Experts", shape.experts)
     stored = format_of(shape, "experts")

@@ -1,7 +1,7 @@
-"""Types of records, declared by pages of a manual: each line describes a field, and the memory layout follows from it.
+"""Types of records, declared by pages of text: each line describes a field, and the lines fix the memory layout.
 
-A line gives a field's name, its type (f8 or i8, 8-byte numbers; 4i8: four of them), its unit and its meaning. Units
-are those of physics and these:
+A line gives a field's name, its type (f8 or i8, 8-byte numbers; 4i8: four of them), its unit and its meaning. Units are
+those of physics and these:
 
     ratio     a part of 1, or a speed relative to that of a lone step on a whole GPU
     count     a number of the things that the meaning names
@@ -11,7 +11,7 @@ are those of physics and these:
     bits      a sum of powers of two, each a flag
     address   of an array in memory
     order     a rank: the lowest comes first
-    number    a name without a quantity
+    number    an identifier, not a quantity
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def record(page: str) -> np.dtype[Any]:
 
 
 def fields(layout: np.dtype[Any]) -> tuple[Field, ...]:
-    """Return the fields of a type that `record` made, in the order of its page."""
+    """Return the fields of a type made by `record`, in the order of their lines."""
     assert layout.metadata is not None
     lines: tuple[Field, ...] = layout.metadata["fields"]
     return lines

@@ -1,17 +1,18 @@
 """Lower bounds of the GPU seconds that each kind of work takes in the steps of a cost table.
 
-A step keeps its GPU from others for fill x kernel seconds (docs/semantics.md, Sharing a GPU). `Least` bounds that from
-below by a sum over the step's tokens and members, so that sums over any steps are bounded by sums over requests. Let E
-members get a token in a step, and let the step have p prompt tokens, without the last token of a prompt that ends. Then
+A step keeps other steps from its GPU for fill x kernel seconds (docs/semantics.md, Sharing a GPU). `Least` bounds this
+time from below by a sum over the step's tokens and members. Summed over any steps, the bounds become sums over
+requests. Let E members get a token in a step, and let the step have p prompt tokens, without the last token of a prompt
+that ends. Let `part` be one of CUTS. Then
 
     fill x kernels >= part x token_s p + (member_s(N) + head_s) E + attention of each member      for each N >= E
 
 A GEMM has a floor (the reading of weights) and a slope, and no single pair of prices is tight for both. So there are
-CUTS: prompts are charged all, half or none of the least seconds of a token, and members are charged the rest. The three
-bounds hold at the same time.
+three CUTS: prompts are charged all, half or none of the least seconds of a token, and members are charged the rest. The
+three bounds hold at the same time.
 
 Tables are linear between grid points, so the least value of a ratio lies at a grid point. Fill rises with the prompt
-tokens, and is taken at the lower end of each interval between grid points. No value is sampled.
+tokens; each interval between grid points uses the fill of its lower end. No value is sampled.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's token
 
 
 class Least(NamedTuple):
-    """Lower bounds of the GPU seconds that work takes by one row of a cost table, without waits for the host.
+    """Lower bounds of the GPU seconds of work, by one row of a cost table; waits for the host are left out.
 
-    They are sums over all `tp` GPUs of the row's group.
+    GPU seconds are sums over all `tp` GPUs of the row's group.
     """
 
     token_s: float  # seconds that a token adds to a step, whatever else is in it
@@ -108,8 +109,9 @@ def _fill(c: np.void, p: F8) -> F8:
 def _duty(t: Tables, k: int, cap: int) -> float:
     """Return the least fraction of a step's seconds in which its kernels run, over steps of up to `cap` members.
 
-    The cost table may state the fraction. Else it follows from the host's seconds for E members and the least seconds
-    of their kernels: GEMMs of E tokens and, for each member, a sampled token or a piece of a prompt.
+    The cost table may state the fraction. Otherwise it follows from the host's seconds for E members and the least
+    seconds of their kernels. These kernels are GEMMs of E tokens and, for each member, a sampled token or a piece of a
+    prompt.
     """
     c = t.cost[k]
     stated = [float(c[name]) for name in ("pre_duty", "dec_duty")]

@@ -1,4 +1,4 @@
-"""GPU memory of an engine's process beside weights and KV, from its parts.
+"""GPU memory that an engine's process takes in addition to weights and KV, as the sum of its parts.
 
 vLLM may use a share of the card (`gpu_memory_utilization`, `mem_fraction` here). Before it sizes its KV pool, it runs
 one step of the largest size, and subtracts the memory that this step added. On each GPU of a tensor-parallel group of
@@ -11,22 +11,22 @@ one step of the largest size, and subtracts the memory that this step added. On 
 
     KV pool = mem_fraction x card - weights - inside
 
-`tokens` is the budget of a step, `seqs` the batch cap. Memory `outside` is allocated before that step, or after the KV
-pool. It lies in the share of the card that the engine leaves alone, and costs KV memory only if the processes together
-exceed that share. Room for it is left for each model at the tensor-parallel degree that the model set states. At
-another degree, the part of `outside` that exceeds this room counts as inside.
+`tokens` is the budget of a step, and `seqs` is the batch cap. Memory `outside` is allocated before that step, or after
+the KV pool. It lies in the share of the card that the engine leaves alone, and costs KV memory only if the processes
+together exceed that share. Room for `outside` is left for each model at the tensor-parallel degree that the model set
+states. At another degree, the part of `outside` that exceeds this room counts as inside.
 
 The form is vLLM's: vllm/v1/worker/gpu_worker.py, `init_device` (communicators come before the first snapshot of memory)
-and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. The
-three KV pools that vLLM 0.15.1 logged on H100 come out within 0.3 % at 256 sequences. The logs do not name that number:
-at 128 or 512 two of the pools are off by more than 1 %. With budgets of 8,192 tokens and 1,024 sequences four public
-starts of vLLM 0.11 on H100 are off by 0.09, 0.08, -0.21 and 0.73 GiB (tests/harness/validate/test_starts.py). Checked
-on H100 alone.
+and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. With
+256 sequences, the formula gives the three KV pools that vLLM 0.15.1 logged on H100 within 0.3 %. The logs do not state
+the number of sequences: at 128 or 512, two of the pools are off by more than 1 %. With budgets of 8,192 tokens and
+1,024 sequences, four public starts of vLLM 0.11 on H100 are off by 0.09, 0.08, -0.21 and 0.73 GiB
+(tests/harness/validate/test_starts.py). Only H100 was checked.
 
-The last two are gpt-oss-120b and gpt-oss-20b, and contradict each other. Marlin pads MXFP4 experts (2,880 x 2,880 to
-3,072 x 2,944). With padding, the 20b would be off by -0.15. But then the 120b loads 65.97 GiB and has -2.1 GiB of KV,
-as vLLM issue 23278 logs, while the start here has 3.33. Weights count unpadded until a start with its whole log
-decides.
+The last two starts are of gpt-oss-120b and gpt-oss-20b, and contradict each other. Marlin pads MXFP4 experts (2,880 x
+2,880 to 3,072 x 2,944). With padding, the 20b would be off by -0.15 GiB. But then the 120b loads 65.97 GiB and has -2.1
+GiB of KV, as vLLM issue 23278 logs, while the start here has 3.33. Weights count unpadded until a start with a complete
+log decides.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def parts(shape: Shape, tp: int, tokens: int, seqs: int, graphs: bool) -> Parts:
 def memory(
     card_bytes: int, fraction: float, processes: Sequence[tuple[Parts, int]], gpus: int, layout: Layout = "model"
 ) -> Memory:
-    """Return the bytes of a card that engines may use, and the part that each model's process takes while it is in.
+    """Return the bytes of a card that engines may use, and the part that each model's process takes while loaded.
 
     `processes` are (parts, tensor-parallel degree) by model. Layouts:
 
-        model  one process per model, where its weights are; each GPU leaves room for an even share of all contexts
+        model  one process per model, where its weights are; each GPU leaves room for an even share of all `outside`
         pair   two processes per model, one for prefill and one for decode
         gpu    one process per GPU, which serves one model after another; it always has the size for the largest model
         kept   one process per model on every GPU; it keeps its context and graphs while the model is out (asleep)

@@ -1,4 +1,4 @@
-"""The cost profile of policies: seconds of steps, kernels, loads and moves, from coefficients and quantities."""
+"""The cost profile that policies query: seconds of steps, kernels, loads and moves, computed from the cost tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _at(grid: list[int], f: list[float], x: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TableProfile:
-    """`types.Profile` over cost tables: solo seconds on idle links, without host API time."""
+    """`types.Profile` over cost tables: seconds of work alone on its GPUs and on idle links, without host API time."""
 
     rows: Mapping[tuple[str, int], Row]  # (model, tensor-parallel degree) maps to its row
     spec: GpuSpec
@@ -106,7 +106,7 @@ class TableProfile:
         return solo / float(np.interp(sms / self.spec.sms, r.share, self.rates[key]))
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of one layer's attention in a decode step as priced by `step_s`, alone on its GPUs."""
+        """Return the seconds of one layer's attention in the decode step that `step_s` prices, alone on its GPUs."""
         shape, tp = self.shapes[inst.model], _tp(inst)
         solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
         if sms is None or seqs == 0:
@@ -124,7 +124,7 @@ class TableProfile:
 
         The cost table has only the sum of a layer's kernels without attention, scaled to its engine. The sum is divided
         among the kernels in proportion to the seconds that the quantities give each. On a machine that was measured
-        whole, it is divided in proportion to the kernels' weights.
+        whole (`whole.py`), it is divided in proportion to the kernels' weights.
         """
         if seqs == 0:
             return ()

@@ -1,14 +1,15 @@
-"""Measured steps, which policies see in place of the cost table's (`profile` of a spec).
+"""Measured seconds of steps, which policies see instead of the cost table's if a spec's `profile` names their file.
 
 The file has the form of MuxServe's own profile (hao-ai-lab/MuxServe 2231480, examples/placement/llama.json and its
 README.md). It states milliseconds of a prefill ("prefill") and of a decode step ("decoding"). The keys are model, GPUs
-of a tensor-parallel group, per cent of the SMs, batch and sequence length. A value below 0 stands for no measurement.
+of a tensor-parallel group, per cent of the SMs, batch and sequence length. A value of 0 or less stands for no
+measurement.
 
-Between measured points seconds are linear. Those of a prefill are linear in its tokens, batch x length; if several
-batches have the same product, their mean counts. Those of a decode step are linear in its sequences and their mean
-context. Below the least point seconds are constant. A decode step also takes the seconds for scheduling that MuxServe's
-estimator adds for each sequence (muxserve/muxsched/placement.py, get_latency). MuxServe's code does not interpolate: it
-takes the next larger batch, and means over lengths.
+Between measured points, seconds are interpolated linearly. A prefill's are linear in its tokens, batch x length; if
+several batches have the same product, their mean counts. A decode step's are linear in its sequences and in their mean
+context. Below the least point, seconds are constant. A decode step also takes the seconds for scheduling that
+MuxServe's estimator adds for each sequence (muxserve/muxsched/placement.py, get_latency). MuxServe's code does not
+interpolate: it takes the next larger batch, and means over lengths.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Curve(NamedTuple):
     def at(self, x: float) -> float:
         """Return y at `x`, interpolated linearly between the points.
 
-        Before the first point y is constant. Beyond the last one it continues the line of the last two, but never
-        falls.
+        Before the first point, y is constant. Beyond the last point, the curve continues the line through the last two,
+        but never falls.
         """
         i = min(max(bisect_left(self.x, x), 1), len(self.x) - 1)
         if i < 1 or x <= self.x[0]:
@@ -51,7 +52,7 @@ class Curve(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The measured seconds of a model's steps on a number of GPUs, with a share of the SMs of each."""
+    """The measured seconds of a model's steps on a number of GPUs, on a share of each GPU's SMs."""
 
     prefill: Curve  # over tokens
     decode: Sequence[tuple[int, Curve]]  # (sequences, seconds over the context of one)

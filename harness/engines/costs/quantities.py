@@ -1,10 +1,11 @@
 """Quantities of GPUs and engines, read from `tables/*.toml`: value, source, formula, error.
 
-There is one file for each GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`).
-Times are in seconds, sizes in bytes per GPU. A quantity is a TOML table with a `source` and a `formula`. `fit` and
-`held` are its errors; a quantity without them is a roofline whose error is unknown. `bench calibrate profiles` writes
-fitted quantities. A calibration on a GPU writes a file of the same format, which is passed as `table`. A table that
-describes a machine of its own (`whole.py`) replaces the GPU kind and the host profile, whatever these are.
+There is one file for each GPU kind (`h100.toml`: specification and kernels) and one for engines and ways to load
+(`hosts.toml`). Times are in seconds, sizes in bytes per GPU. A quantity is a TOML table with a `source` and a
+`formula`. `fit` and `held` are its errors; a quantity without them is a roofline whose error is unknown. `bench
+calibrate profiles` writes fitted quantities. A calibration on a GPU writes a file of the same format, which is passed
+as `table`. A table that describes a machine of its own (`whole.py`) replaces the GPU kind and the host profile,
+whatever these are.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class GpuSpec(NamedTuple):
 class HostProfile(NamedTuple):
     """The host costs of an engine.
 
-    The host time of a step is `host0 + host1 x sequences`. It is added to the GPU's time (`serial`) or hidden behind
-    it.
+    The host time of a step is `host0 + host1 x sequences`. If `serial`, it is added to the GPU's time; otherwise the
+    longer of the two counts.
     """
 
     api_in_s: float  # before a request is queued
@@ -82,11 +83,11 @@ class HostProfile(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to load weights: fixed seconds, and a copy of their bytes over a link, `source`.
+    """A way to load weights: fixed seconds, and a copy of their bytes over the link `source`.
 
-    "pcie" is the GPU's own link, and "disk" the node's disk. With "spread" an equal part crosses every PCIe link of the
-    node, and then NVLink. A loader may be slower than its PCIe link: it takes `bytes_s` bytes a second, and others may
-    use the rest of the link.
+    "pcie" is the GPU's own link, and "disk" the node's disk. With "spread", an equal part crosses every PCIe link of
+    the node, and then NVLink. A loader that is slower than its PCIe link copies `bytes_s` bytes a second, and other
+    copies may use the rest of the link.
     """
 
     fixed_s: float
@@ -94,7 +95,7 @@ class Way(NamedTuple):
     bytes_s: float = math.inf
 
     def after_s(self, size: float, link_bytes_s: float) -> float:
-        """Return the seconds that a load still takes once its bytes have crossed the link at its full rate."""
+        """Return the further seconds of a load after its bytes have crossed the link at the link's full rate."""
         return self.fixed_s + max(0.0, size / self.bytes_s - size / link_bytes_s)
 
 
@@ -185,8 +186,8 @@ def settings(table: str | None) -> dict[str, Any]:
 def quantities(kind: str, table: str | None = None) -> Toml:
     """Return the quantities of a GPU kind, with those of the user's table in place of the committed ones.
 
-    They are empty if the table describes a machine that was measured whole. Raises UserError if the table is of another
-    kind.
+    The result is empty if the table describes a machine that was measured whole. Raises UserError if the table is of
+    another kind.
     """
     if machine(table) is not None:
         return {}
@@ -204,9 +205,9 @@ def quantities(kind: str, table: str | None = None) -> Toml:
 def _committed(kind: str) -> Toml:
     """Return the committed quantities of a GPU kind, as its file states them.
 
-    If the file names another kind in `like`, the kind inherits all other quantities from that one. The sources of
-    quantities state what was inherited. Coefficients that a chip with other peaks inherits are unmeasured on it, and
-    lose their errors. Raises UserError for a key that is missing or of a wrong type.
+    If the file names another kind in `like`, all quantities that the file lacks are inherited from that kind, and their
+    sources say so. If the two kinds differ in SMs or peak rates, inherited coefficients count as unmeasured and lose
+    their errors. Raises UserError for a key that is missing or of a wrong type.
     """
     path = TABLES / f"{kind}.toml"
     file = _read(path)
@@ -235,7 +236,7 @@ def _committed(kind: str) -> Toml:
 def _fault(value: Any, usual: Any, key: str = "") -> str:
     """Say which key of a GPU's file has a value of another type than in the usual file; "" if none has.
 
-    A kind may state quantities of its own beside those of the usual file, so there is no form to check by.
+    A kind may state quantities that the usual file lacks, so no dataclass of `forms` checks the file.
     """
     if _type(value) != _type(usual):
         return f"{key} is {toml.shown(value)}, not {_type(usual)}"
@@ -273,9 +274,9 @@ def _turns(q: Toml) -> Toml:
 
 
 def over(base: Toml, file: Toml) -> dict[str, Any]:
-    """Return the quantities of a GPU kind's file, completed by those of the kind that it is `like`.
+    """Return the quantities of a GPU kind's `file`, completed by `base`, the quantities of the kind in its `like`.
 
-    If the file states only a part of a quantity, the rest is taken from the other kind, but without the errors.
+    If `file` states only a part of a quantity, the rest is taken from `base`, but without the errors.
     """
     merged = dict(base)
     for key, q in file.items():
@@ -285,7 +286,7 @@ def over(base: Toml, file: Toml) -> dict[str, Any]:
 
 
 def gpu(kind: str, table: str | None = None) -> GpuSpec:
-    """Return the specification of a GPU kind. Raises UserError for an unknown kind; it names the nearest one."""
+    """Return the specification of a GPU kind. Raises UserError for an unknown kind; the message suggests known ones."""
     if (measured := machine(table)) is not None:
         numbers = {name: getattr(measured.spec, name).value for name in GpuSpec._fields[2:]}
         return GpuSpec(measured.kind, measured.name, **numbers)
@@ -326,11 +327,11 @@ def _host(name: str, kind: str) -> Toml:
 
 
 def host(name: str, kind: str, table: str | None = None) -> HostProfile:
-    """Return an engine's host costs on a GPU kind. Raises UserError if they were not measured on it.
+    """Return an engine's host costs on a GPU kind. Raises UserError if they were not measured on that kind.
 
-    The seconds in which the sampler sorts were measured on `SORTED_ON`. On a card with less HBM bandwidth they are
-    longer by the ratio of bandwidths. The steps of a machine that was measured whole contain its host costs, so that
-    only `api_in_s` is left.
+    The seconds in which the sampler sorts were measured on `SORTED_ON`. On a card with less HBM bandwidth, they are
+    multiplied by the ratio of bandwidths. On a machine that was measured whole, steps include the host costs, so that
+    only `api_in_s` is above 0.
     """
     if (measured := machine(table)) is not None:
         return HostProfile(
@@ -391,7 +392,7 @@ def switching() -> float:
 
 
 def poll_s() -> float:
-    """Return the seconds that a step spends after each kernel to look for attention that other GPUs ask for.
+    """Return the seconds that a step spends after each kernel to check whether other GPUs ask it for attention.
 
     The number is stated under `[poll]` in `hosts.toml`.
     """

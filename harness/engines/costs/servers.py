@@ -1,4 +1,4 @@
-"""Default settings of servers by release and card, from `servers.toml`, which cites the server's file for each."""
+"""Default settings of servers by release and card, from `servers.toml`, which cites the server's source for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFILL_TOKENS = 16384  # stands for a step of whole prompts where a release has
 class Settings(NamedTuple):
     """The settings of a server, named as the fields of a spec.
 
-    Without `process_bytes`, the memory of a process follows from its parts.
+    If `process_bytes` is None, the memory of a process is the sum of its parts (`process.py`).
     """
 
     chunk_tokens: int
@@ -109,9 +109,9 @@ def unnamed() -> tuple[str, ...]:
 def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[], int]) -> Settings:
     """Return the settings of a server on a card, by its host profile or release (`vllm-0.28`).
 
-    `tp` is the degree of its tensor-parallel group. `longest` returns the tokens of the longest request that it serves,
-    and is called only if the release's settings depend on them. Raises UserError if `host` names neither a profile nor
-    a release.
+    `tp` is the degree of the server's tensor-parallel group. `longest` returns the tokens of the longest request that
+    the server gets. It is called only if the release's settings depend on that number. Raises UserError if `host` names
+    neither a profile nor a release.
     """
     if host in unnamed():
         return bench()
@@ -128,7 +128,7 @@ def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[],
 
 
 def release(name: str) -> Release:
-    """Return the release whose settings hold for a series and version, such as `vllm-0.15`.
+    """Return the release whose settings apply to a series and version, such as `vllm-0.15`.
 
     Raises UserError if there is no such release.
     """

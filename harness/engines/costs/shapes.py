@@ -64,7 +64,7 @@ def beyond_dense(shape: Shape) -> str | None:
 
 
 def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
-    """Return the query and KV heads on each GPU of the group; KV heads are copied where they are fewer than GPUs."""
+    """Return the query and KV heads on each GPU of the group; KV heads are copied if they are fewer than GPUs."""
     cut = attention_gpus(shape, tp)
     return shape.q_heads / cut, max(1.0, shape.kv_heads / cut)
 
@@ -72,10 +72,10 @@ def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     """Return the KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
 
-    Latent KV is always copied. Layers with a sliding window count like the others, as blocks that have left a window
-    are not freed. The scales of an FP8 cache are left out, as they are one number per layer. With data-parallel
-    attention, a token lies in one of `dp` groups. The sequences are assumed to be balanced over the groups, so that
-    each GPU has a share of every token.
+    Latent KV is copied to every GPU. Layers with a sliding window count like the others, because blocks that have left
+    a window are not freed. The scales of an FP8 cache are left out, because they are one number per layer. With
+    data-parallel attention, a token lies in one of `dp` groups. The sequences are assumed to be balanced over the
+    groups, so that each GPU has a share of every token.
     """
     _check(shape, tp)
     return -(-KV_BYTES[shape.kv_format] * kv_numbers(shape, tp) // min(shape.dp, tp))
@@ -90,7 +90,7 @@ def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
     """Return each matrix product's fraction of a layer's time, for the products before and after attention.
 
     The fractions are in proportion to the products' weights; in a mixture of experts, those of one token's experts
-    count. They serve for a machine that was measured whole, where kernels were not timed one by one.
+    count. They are used for a machine that was measured whole (`whole.py`), whose kernels were not timed one by one.
     """
     each = [[count * part.layers / shape.layers for _, count in attention(part)] for part in alike(shape)]
     before, out = sum(sum(part[:-1]) for part in each), sum(part[-1] for part in each)

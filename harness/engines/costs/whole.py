@@ -1,29 +1,31 @@
-"""A machine that was measured whole: a server timed from outside, as `bench calibrate ENGINE` times it.
+"""A machine that was measured whole: its server was timed from outside, as `bench calibrate ENGINE` does.
 
 Its table has all numbers that price a run, and replaces the GPU kind and the host profile of the run:
 
-    kind, name           of the machine: a word, and what was measured on it
-    [settings]           of a spec, under which it was measured; a run takes them unless its spec states others
+    kind, name           of the machine: one word, and the name of its card or processor
+    [settings]           of a spec, under which it was measured; a run uses them unless its spec states others
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
-    [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
-    piece_bytes          a copy moves in pieces, which no other copy overtakes; left out: as on a GPU
+    [host]               `api_in_s`: seconds before a request is queued; `sigma`: spread of steps around the table
+    piece_bytes          size of a copy's pieces, which no other copy overtakes; left out: as on a GPU
     [networks."SHAPE"]   dimensions of the smaller network that is served under a shape's name, if there is one
     [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
     [steps."SHAPE"]      steps of a model
     [co_run.PHASE]       of steps with `prefill` tokens, and of `decode`: the `share` of the machine that a step asks
                          for; `factor`: below; `duty` by shape: the part of a step in which its kernels run
-    [co_run.turns]       of a GPU whose kernels take turns (`forms.Turns`); without it turns are a scheduler's
+    [co_run.turns]       only for a GPU whose kernels take turns (`forms.Turns`)
     [ladder.WAY]         `fixed_s` of a start or wake, and its `link`
 
     step = seconds(m) + seq_s (B + n) + ctx_s C + area_s area                  (m, B, n, C, area: coef.py)
 
 `seconds` is a table over `tokens`, linear between them and beyond the last two. Measurements from outside cannot tell
-host time from GPU time, so no host time counts as hidden. If k servers step side by side, each takes
-1 + factor (max(1, k share) - 1) times as long as alone. A factor above 1 is for servers that disturb each other more
-than their shares explain; their share is then the whole machine. Different steps have turns of equal length, as a
-scheduler gives them, unless [co_run.turns] says that kernels take turns. Then steps have the fills of that section, and
-a duty of share / fill unless one is stated. If lanes can get parts of the machine (`sm_step` below `sms`), a step on a
-share s of it takes 1 / s times as long.
+host time from GPU time, so no host time counts as hidden. If k servers run steps at the same time, each step takes 1 +
+factor (max(1, k share) - 1) times as long as alone. A factor above 1 is for servers that disturb each other more than
+their shares explain; their share is then the whole machine.
+
+Without [co_run.turns], the steps of different servers take turns of equal length, as a scheduler gives them. With
+[co_run.turns], their kernels take turns. Steps then have the fills of that section, and a duty of share / fill unless a
+duty is stated. If lanes can get parts of the machine (`sm_step` below `sms`), a step on a share s of the machine takes
+1 / s times as long.
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ class Machine:
     piece_bytes: Positive | None = None  # size of a copy's piece, which no other overtakes; none: as on a GPU
 
     def served(self, shape: Shape) -> Shape:
-        """Return the network that this machine serves under a shape's name."""
+        """Return the network served under a shape's name: the one in `networks` if there is one, else `shape`."""
         network = self.networks.get(shape.name)
         if network is None:
             return shape

@@ -1,9 +1,10 @@
 """Make rows of requests from the client's log and the engine's records; client.parquet has each chunk.
 
-Until a request is sent to its server, the engine accounts for its time. This time is admission until the request is
-admitted, load while its server is starting, and queue while its lane is closed. After that the client accounts for it.
-The time until the request is written is host (the lag, and the connection); the time until its end is compute. If a
-request failed without a token, all the time after sending is host, because nothing shows that the request ran.
+Until a request is sent to its server, the engine charges its time to causes. They are `admission` until the request is
+admitted, `load` while its server is starting, and `queue` while its lane is closed. After that, the times are those of
+the client's log. The time until the request is written is `host` (lag and connection); the time from then to the end is
+`compute`. If a request failed without a token, all its time after sending is `host`, because nothing shows that the
+request ran.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Chunks(NamedTuple):
 def chunks(log: Log, zero_ns: int, end_s: float) -> Chunks:
     """Return the chunks that came by the run's end.
 
-    If a finished request's usage reports another number of tokens than its chunks, that number is spread over the
-    chunks.
+    If a finished request's usage reports another number of tokens than its chunks, the usage's number is spread over
+    the chunks.
     """
     ns = log.chunk_ns - zero_ns
     kept = ns <= end_s * 1e9

@@ -1,14 +1,14 @@
 """Real servers behind the protocol of engines: one server for each model and place, and one open-loop client for all.
 
-`Load` starts a server, and is done when the server answers. `Evict` stops it once its requests have ended. If the
-server was loaded by a way of sleeping, it sleeps instead, and wakes at its next Load. If a model is routed
+`Load` starts a server, and is done when the server answers. `Evict` stops the server once its requests have ended. A
+server that was loaded by a way of sleeping sleeps instead, and wakes at its next `Load`. If a model is routed
 (`Admit(model, batch)`), the client sends its requests at their times, without the engine. Other requests are sent when
-they are admitted. Requests whose server is not up, or whose lane is not open, wait here until it is.
+they are admitted. A request waits in the engine until its server is ready and its lane is open.
 
 The engine cannot order what a server does inside: the server batches as it likes, and shares the processors with its
-neighbours. So a batch has one lane ("mixed", open for good); there are no turns, and no KV moves. A server takes its
-part of the SMs (`Run.sms`, for kinds that have it) when it starts, and keeps it. The causes of waiting are known until
-a request is written; from then on its time counts as `compute`.
+neighbours. So a batch has one lane ("mixed"), which stays open once opened; there are no turns, and no KV moves. A
+server takes its part of the SMs (`Run.sms`, for kinds that have it) when it starts, and keeps that part. The causes of
+waiting are known until a request is written; after that, its time counts as `compute`.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ class Servers(Requests):
         return facts
 
     def side(self) -> dict[str, Any]:
-        """Return faults of servers, starts and stops, and the client's own load; see Observed."""
+        """Return the servers' faults, starts, stops, sleeps and wakes, and the client's own load; see Observed."""
         taken = {"cpu_s": self.log.cpu_s, "wall_s": self.log.wall_s, "peak_bytes": self.log.peak_bytes}
         return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
 

@@ -27,9 +27,10 @@ def lacking(name: str, root: Path | None = None) -> str:
 
 
 def variables(ours: Mapping[str, str], of_the_command: Mapping[str, str]) -> dict[str, str]:
-    """Return a server's environment variables: those of `ours` that it needs, ALWAYS, and those of its command.
+    """Return a server's environment variables: the needed ones of `ours`, ALWAYS, and those of its command.
 
-    Variables of `ours` that may hold a key or a token are left out. Raises UserError if `of_the_command` names one.
+    Variables of `ours` that may contain a key or a token are left out. Raises UserError if `of_the_command` names such
+    a variable.
     """
     for name in of_the_command:
         if SECRET.search(name):

@@ -49,7 +49,7 @@ class Sleep(NamedTuple):
 
 
 class Kind:
-    """A kind of server: program, abilities and settings. The defaults here are those of servers that run already."""
+    """A kind of server: program, abilities and settings. The defaults here suit servers that run already."""
 
     name: str
     can: frozenset[str]
@@ -75,7 +75,7 @@ class Kind:
         """End what `ready` started, after the servers have ended. May be called twice, or without `ready`."""
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
-        """Prepare a server for an instance, on `sms` SMs or, with None, on all of them. Raises UserError."""
+        """Prepare a server for an instance, on `sms` SMs or, if that is None, on all of them. Raises UserError."""
         raise NotImplementedError
 
     def resize(self, inst: Inst, kv_bytes: int) -> None:
@@ -121,7 +121,7 @@ DOES: Mapping[State, str] = {"starting": "start", "waking": "wake", "stopping": 
 
 
 class Change(NamedTuple):
-    """A change of a server's state; for a dead server, with the reason."""
+    """A change of a server's state; `why` is the reason if the server is dead."""
 
     up: Up
     what: What | Literal["dead"]
@@ -187,7 +187,7 @@ class Fleet:
         return min(limits) // page * page if limits else None
 
     def kv_bytes(self, inst: Inst, room: int) -> int:
-        """Return the KV bytes of a server that starts with `room` bytes free for KV; the result may exceed them."""
+        """Return the KV bytes of a server that starts with `room` bytes free for KV; the result may exceed `room`."""
         if (limit := self.limit(inst)) is not None:
             return limit
         model = self.models[inst.model]
@@ -205,7 +205,7 @@ class Fleet:
         return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + kv * up.kv_bytes for up in mine)
 
     def room(self, inst: Inst, sized: bool) -> tuple[int, Refusal | None]:
-        """Return the KV bytes that a server would take (0 unless `sized`), and a refusal if it does not fit."""
+        """Return the KV bytes that a server would take (0 unless `sized`), and a refusal if the server does not fit."""
         weights, place = self.models[inst.model].weight_bytes, _gpus(inst)
         free, have = min(self.free_bytes(g) for g in place), min(self.gpus[g].mem_bytes for g in place)
         kv = self.kv_bytes(inst, free - weights) if sized else 0
@@ -219,8 +219,8 @@ class Fleet:
     def size(self) -> None:
         """Set the KV memory of the servers that start with the run, once all their limits are known.
 
-        Servers without a limit share the remaining memory equally; if memory is elastic, each may take all of it.
-        Raises Infeasible if they take more than a GPU has.
+        Servers without a limit share the remaining memory equally; if memory is elastic, each may take all the rest.
+        Raises Infeasible if the servers together take more than a GPU has.
         """
         shared = [up for up in self.up.values() if self.limit(up.inst) is None]
         for up in self.up.values():
@@ -286,7 +286,7 @@ class Fleet:
         self._attend(up, ready, "ready")
 
     def stop(self, up: Up) -> None:
-        """Stop a server, or put it to sleep if it was loaded that way; `changes` reports the end."""
+        """Stop a server, or put it to sleep if it was loaded by a way of sleeping; `changes` reports the end."""
         sleep = self.kind.sleeps.get(up.way)
         self.step(up, "falling asleep" if sleep else "stopping")
         up.since_s = time.monotonic()
@@ -431,7 +431,7 @@ class Fleet:
 
 
 def tell(process: Process, asks: tuple[Ask, ...]) -> None:
-    """Send orders to a running server, one after the other. Raises UserError if it does not answer with HTTP 200."""
+    """Send orders to a running server, one after the other. Raises UserError unless each is answered with HTTP 200."""
     url = urlsplit(process.ready_url)
     for ask in asks:
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=READY_S)

@@ -1,7 +1,8 @@
-"""Checkpoints without weights to download: folders for servers that draw weights (vLLM, SGLang), GGUF for llama.cpp.
+"""Checkpoints made here, without a download of weights: folders for vLLM and SGLang, GGUF files for llama.cpp.
 
-Both represent a `Shape`: the kernels are real, the text is noise. They are cached under a hash of their contents, and
-are written whole or not at all.
+A folder has no weights, and the server draws them; a GGUF has random weights. Both have the dimensions of a `Shape`:
+servers run real kernels and generate noise. Checkpoints are cached under a hash of their contents, and are written
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FORMAT = 1  # is hashed too: another number makes new files
 def on_host(shape: Shape) -> Shape:
     """Return the shape that is served in place of `shape` on a host without cards.
 
-    It is `shape` itself if its weights take at most SMALL_BYTES, else TINY.
+    The result is `shape` itself if its weights take at most SMALL_BYTES, else TINY.
     """
     return shape if shapes.weight_bytes(shape) <= SMALL_BYTES else TINY
 
@@ -34,7 +35,7 @@ def on_host(shape: Shape) -> Shape:
 def dummy(shape: Shape, cache: Path) -> Path:
     """Return a Hugging Face folder of a Llama without weights (`--load-format dummy`); the first call writes it.
 
-    It holds a config and a tokenizer of words.
+    The folder has a config and a tokenizer of words.
     """
     _check(shape)
     config = {

@@ -21,7 +21,7 @@ RESERVED = 3 + 256  # ids below are special tokens and bytes; words follow
 
 
 def write(path: Path, shape: dict[str, Any], seed: int) -> None:
-    """Write a GGUF file whole or not at all: under another name first, which is changed to `path` at the end."""
+    """Write a GGUF file under a temporary name and rename it to `path` at the end, so that no partial file appears."""
     import gguf
     import numpy as np
 

@@ -2,9 +2,10 @@
 
 However a run ends, SIGKILL included, its servers must not outlive it. The kernel can signal a child when its parent
 dies. But it does so when the *thread* that started the child ends, and the signal does not reach the children of a
-server. So each process that starts servers has one guard, and names the sessions to watch on its standard input:
+server. So each process that starts servers has one guard, and writes to the guard's standard input which sessions to
+watch:
 
-    +PID    watch the session that PID leads        -PID    it has been stopped        end    stop them all and exit
+    +PID    watch the session that PID leads        -PID    watch it no more        end    stop them all and exit
 
 The guard also stops them all when its parent dies or closes the pipe. It imports nothing of ours: `process.py` runs it
 by its path.
@@ -28,8 +29,8 @@ KILL_S = 10.0  # most seconds of a wait for a process, which can outlive SIGKILL
 def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """Return the living processes of a server: those of its session, its descendants in any session, and `others`.
 
-    `others` are processes of the server that were found earlier. Once the processes between the server and a descendant
-    in another session are gone, that descendant cannot be found. So the caller has to remember it.
+    `others` are processes of the server that were found earlier. A descendant in another session can no longer be found
+    once the processes between it and the server are gone. So the caller has to remember that descendant.
     """
     members = set(others)
     with suppress(psutil.NoSuchProcess):

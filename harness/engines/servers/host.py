@@ -1,7 +1,7 @@
 """Look up the cards of this host, and the programs by which servers can share them. Nothing is started or changed.
 
-This is the only place that looks for KV memory on demand (kvcached), and for servers that run at the same time on parts
-of the SMs (MPS). An engine's `can` and `offers` follow from it.
+No other module looks for KV memory on demand (kvcached), or for servers that run at the same time on parts of the SMs
+(MPS). An engine's `can` and `offers` follow from what is found here.
 """
 
 from __future__ import annotations

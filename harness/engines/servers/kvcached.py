@@ -1,9 +1,10 @@
 """Limits of elastic KV memory: accounts of kvcached 0.1.6, which its servers read while they run.
 
-An account is a file of shared memory with three integers of 8 bytes: the limit, bytes in use, bytes that are mapped in
-advance (`MemInfoStruct` and `RwLockedShm` in kvcached/cli/utils.py, SHM_DIR in kvcached/utils.py). The limit is written
-here, under kvcached's lock. The command `kvctl limit` of kvcached is not used, for two reasons. It imports torch, which
-takes seconds, and it ends with status 0 even if there is no account (`cmd_limit` in kvcached/cli/kvctl.py).
+An account is a file of shared memory with three integers of 8 bytes: the limit, bytes in use, and bytes mapped in
+advance. Its form is that of `MemInfoStruct` and `RwLockedShm` in kvcached/cli/utils.py, and its folder is SHM_DIR in
+kvcached/utils.py. The limit is written here, under kvcached's lock. The command `kvctl limit` of kvcached is not used,
+for two reasons. It imports torch, which takes seconds, and it ends with status 0 even if there is no account
+(`cmd_limit` in kvcached/cli/kvctl.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The MPS daemon, with which servers on a card run at the same time, each within its part of the SMs.
+"""NVIDIA's MPS daemon, which lets servers on a card run at the same time, each within its part of the SMs.
 
 The daemon is started for a run, with a separate pipe and log directory, and ends with the run as servers do. A program
 that does not find the daemon runs without it and gives no message (nvidia-cuda-mps-control(1)). So each server starts
@@ -34,7 +34,7 @@ class Mps:
         self.process = Process((program, "-f"), self._variables, folder / "mps.log", "")
 
     def start(self, timeout_s: float = READY_S) -> None:
-        """Start the daemon, and return once it answers. Raises UserError if it does not."""
+        """Start the daemon, and return once it answers. Raises UserError if the daemon does not answer."""
         for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
         self.process.start()

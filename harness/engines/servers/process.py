@@ -1,8 +1,8 @@
 """A server as a process: start it, wait until it answers, and stop it with all processes that it started.
 
 Each server leads a separate session and process group, so that Ctrl-C reaches only the run, which then stops its
-servers. If the run cannot, its guard does (guard.py). A server's output goes to its log. Every message about the server
-ends with the last lines of this log. Needs Linux (pidfd).
+servers. If the run cannot stop them, the run's guard does (guard.py). A server's output goes to its log. Every message
+about the server ends with the last lines of this log. Needs Linux (pidfd).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Process:
             child.stdin.write(b"go\n")
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until `ready_url` answers 200; if it does not, stop the server and raise UserError."""
+        """Wait until `ready_url` answers 200; if no answer comes in time, stop the server and raise UserError."""
         began = time.monotonic()
         while not self._answers(min(ANSWER_S, max(ASK_S, began + timeout_s - time.monotonic()))):
             gone_s = time.monotonic() - began
@@ -167,7 +167,7 @@ class Process:
             connection.close()
 
     def _listens(self) -> bool:
-        """Tell whether a process of this server listens at the port; if not, another server may be answering."""
+        """Tell whether a process of this server listens at the port; if none does, another server may be answering."""
         port = urlsplit(self.ready_url).port
         for process in self.members():
             with suppress(psutil.NoSuchProcess):
@@ -198,8 +198,8 @@ class Process:
 def free_port() -> int:
     """Return a TCP port on which no process listens now.
 
-    A server opens its port seconds later. The port lies below the range from which the kernel takes ports for outgoing
-    connections. A port of that range could by then belong to one of the client's thousands of connections.
+    The server will open its port seconds later. The port lies below the range from which the kernel takes ports for
+    outgoing connections. A port within that range could by then belong to one of the client's thousands of connections.
     """
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = range(LOWEST_PORT, lowest_outgoing)

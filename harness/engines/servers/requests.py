@@ -52,7 +52,7 @@ class Requests(WallClock):
                 self._ended(self.live[rid], kind, at_s, tokens)
 
     def _come(self, r: int, due_s: float, sent: bool) -> None:
-        """Handle the arrival of a request; `sent` tells whether the client has sent it by its model's route."""
+        """Handle the arrival of a request; `sent` tells whether the client sent the request by its model's route."""
         jobs = self.jobs
         if jobs.after is None:
             due_s = jobs.arrival_s.item(r)  # not rounded
@@ -170,7 +170,7 @@ class Requests(WallClock):
         """Do nothing: `_pass` charges the waits of each request; see WallClock."""
 
     def release(self, request: Live) -> None:
-        """Do nothing, as the servers hold the KV; see WallClock."""
+        """Do nothing, because the servers manage the KV themselves; see WallClock."""
 
     def kv_bytes(self, request: Live) -> int:
         """Return a request's KV bytes at its server, for the tokens that the client has seen; see WallClock."""

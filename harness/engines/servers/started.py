@@ -1,18 +1,19 @@
 """Servers that we start: the part that is common to all their kinds.
 
-On a host without cards, a network of four layers (`folder.TINY`) stands in for a model that is too large, and weights
-are drawn. Servers and seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a
-budget of host memory for weights and KV, `pool_bytes` or MEMORY. All servers share the processors: each has its part of
-them in threads, at least one, and none is pinned. On cards (`host.Card`) models have their real shapes and the memory
-of the card. Their weights are drawn, unless the environment variable MODELS_DIR names a folder that has the checkpoint
-of every model's shape.
+On a host without cards, weights are drawn at random, and a network of four layers (`folder.TINY`) replaces a model that
+is too large. Servers and seconds are then real, but models are not, as `measured_on` states. A GPU of the spec is then
+a budget of host memory for weights and KV: `pool_bytes`, or MEMORY. The servers share the processors: each has an equal
+number of threads, at least one, and no thread is pinned.
+
+On cards (`host.Card`) models have their real shapes and the memory of the card. Their weights are drawn, unless the
+environment variable MODELS_DIR names a folder that has the checkpoint of every model's shape.
 
 The options of a system ask for ways of sharing cards. They are offered as far as the host supports them:
 
     kv=paged         KV memory is a fixed part of the card, from the server's start on
-    kv=elastic       kvcached: it is taken on demand; a Limit is the most of it, and may change while the server runs
-    sharing=fluid    under MPS: servers run at the same time; those of a `Run.sms` within a part of the SMs, which is
-                     theirs from start to end
+    kv=elastic       kvcached: KV memory is taken on demand, up to a Limit, which may change while the server runs
+    sharing=fluid    with MPS: servers run at the same time; `Run.sms` restricts a server to a part of the SMs, which
+                     is the same from the server's start to its end
     sharing=turns    without MPS: the driver gives the card to one server after the other
 
 A server's chunk size is fixed for its life: it is that of the spec (`chunk_tokens`), never of a `Run`.
@@ -120,7 +121,7 @@ class Started(Kind):
         return {"weights": "drawn", **instead, "threads a server": f"{self.threads}, not pinned"}
 
     def ready(self, at: Path) -> None:
-        """Write the models that the user's cache lacks, and start MPS if servers share a GPU by it; see Kind."""
+        """Write the models that the user's cache lacks, and start MPS if servers share a GPU through it; see Kind."""
         if self.lacks:
             raise UserError(f"{self.name} needs {self.lacks}")
         self.python = environments.python(self.name)
@@ -148,7 +149,7 @@ class Started(Kind):
         return folder.dummy(shape, at)
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
-        """Return the address of an instance's server, and its process, which is not started yet; see Kind."""
+        """Return the address of an instance's server, and the server's process, which is not started yet; see Kind."""
         model, port = self.cluster.models[inst.model], free_port()
         chunk = self.config.chunk_tokens or self.config.prefill_tokens
         serve = commands.Serve(
@@ -197,14 +198,14 @@ class Started(Kind):
         return f"bench-{os.getpid()}-{k}-{'-'.join(map(str, inst.place))}"
 
     def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """Limit the KV memory of an instance's server if it is elastic; see Kind."""
+        """Limit the KV memory of an instance's server if KV memory is elastic; see Kind."""
         if self.elastic:
             kvcached.limit(self.account(inst), kv_bytes)
 
     def served(self) -> dict[str, str]:
         """Return, for each model, a text that says how its server shares the card; see Kind.
 
-        It is empty on a host without cards, for which `measured_on` has these facts.
+        The mapping is empty on a host without cards, for which `measured_on` has these facts.
         """
         if self.card is None:
             return {}

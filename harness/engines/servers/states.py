@@ -1,6 +1,6 @@
 """The state diagram of a server, and the state of its weights that policies see.
 
-If a run makes a step that the diagram does not have, its `side.json` lists the step among the faults. If the
+If a run makes a step that the diagram does not allow, the run's `side.json` lists the step among the faults. If the
 environment variable BENCH_STRICT is set, as in the tests, the step raises an error. `harness/client/states.py` has the
 diagram of a request.
 """

@@ -1,15 +1,15 @@
 """Measure servers from outside, for `bench calibrate ENGINE`.
 
-    prefill     seconds to a first token, of a prompt alone on its server
-    decode      seconds of a step in which all streams of a server make a token
-    beside      either of them while further servers of the same shape do the same, and alone
+    prefill     seconds to the first token of a prompt that is alone on its server
+    decode      seconds of a step in which all streams of a server (its open requests) make a token
+    beside      seconds of a prefill or a decode step while other servers of the same shape do the same, and alone
     start,stop  seconds until a server answers, and until it is gone
-    sleep,wake  seconds until a server that is ordered to has given its memory back, and until it has it again
+    sleep,wake  seconds from the order until a server has given its memory back, and until it has its memory again
 
 Each measurement has a separate client, and is a median over its repeats; all measurements are made once in each round.
-If other processes kept more than MOST_OTHERS cores busy meanwhile, the measurement is made again. After TRIES such
-tries, the least disturbed one counts, and its facts have that load. If no seconds of the quantity were observed, the
-measurement is made again too; after TRIES it is left out.
+If other processes kept more than MOST_OTHERS cores busy meanwhile, the measurement is repeated. If all of TRIES tries
+were disturbed, the least disturbed one counts, and its facts state that load. If no seconds of the quantity were
+observed, the measurement is repeated too; after TRIES tries it is left out.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def plan(subject: Subject, rounds: int = ROUNDS) -> list[Wanted]:
 
 
 class Rig:
-    """The servers of a subject during its measurements; each is started when a measurement first needs it."""
+    """The servers of a subject during the measurements; each server is started when a measurement first needs it."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:
         self._subject, self._logs = subject, folder / "logs"
@@ -156,8 +156,8 @@ class Rig:
     def measured(self, wanted: Wanted) -> Timing:
         """Make a measurement, and return its seconds.
 
-        The result has no seconds if these servers do not allow the measurement, or if its quantity was not observed in
-        any try. In the second case `why` of the result has the reason.
+        The result has no seconds if these servers do not allow the measurement, or if the quantity was not observed in
+        any try. In the second case, the result's `why` states the reason.
         """
         best, others, tries, why = Timing([]), math.inf, 0, ""
         while tries < TRIES:
@@ -303,8 +303,8 @@ class Rig:
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
         """Send requests of (prompt, output) tokens to the servers in turn, and return the client's log.
 
-        They are sent in `rounds`; each round starts after all requests of the round before have ended. Raises UserError
-        if a request fails.
+        The requests are sent in `rounds` groups; each group is sent after all requests of the group before have ended.
+        Raises UserError if a request fails.
         """
         models, n = tuple(inst.model for inst in insts), len(sizes)
         prompt, output = np.array(sizes, np.int32).T

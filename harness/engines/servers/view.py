@@ -20,12 +20,12 @@ class Seen(WallView):
     engine: Requests
 
     def weights(self, inst: Inst) -> Weights:
-        """Return the state of an instance's weights; see View. On a host, the weights of every model are "in"."""
+        """Return the state of an instance's weights; see View. If its place is a host, the state is always "in"."""
         up = self.engine.fleet.up.get(inst)
         return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances on a GPU that have a server, or the instances of all models on a host; see View."""
+        """Return the instances that have a server on a GPU; for a host, the instances of all models there; see View."""
         if isinstance(home, Host):
             return tuple(Inst(m, home) for m in self.engine.cluster.models)
         return tuple(inst for inst in self.engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
@@ -39,7 +39,7 @@ class Seen(WallView):
         return free - sum(self._known(self.engine.fleet.up[inst]) for inst in elastic)
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """Return the KV bytes of a model on a GPU: in use, the limit, and the bytes left; see View.
+        """Return the KV memory of a model on a GPU: bytes in use, limit, and bytes left; see View.
 
         The bytes in use are those of the tokens that the client has seen.
         """
@@ -51,10 +51,10 @@ class Seen(WallView):
         return KvState(used, self.engine.fleet.limits.get((model, gpu)), left)
 
     def _known(self, up: Up) -> int:
-        """Return the KV bytes that a server holds, by the tokens that the client has seen."""
+        """Return the KV bytes in use on a server, counted by the tokens that the client has seen."""
         return min(up.kv_bytes, sum(self.engine.kv_bytes(self.engine.live[r]) for r in up.flying))
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """Return the `Run` in force if the lane "mixed" of a batch is open, else None; see View."""
+        """Return the present `Run` of a batch if the batch's lane "mixed" is open, else None; see View."""
         open_ = phase == "mixed" and batch in self.engine.lanes
         return Run(batch, sms=self.engine.fleet.sms.get(batch.inst)) if open_ else None
