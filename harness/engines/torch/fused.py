@@ -304,7 +304,10 @@ class Replay:
         self._result: tuple[Tensor, Tensor] | None = None
 
     def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:  # noqa: ARG002
-        """Compute the layers before `until`: all layers by one graph if none is computed yet, else each by its own graph."""
+        """Compute the layers before `until` that are not computed yet.
+
+        If these are all layers of the network, one graph computes them; otherwise, each layer has its own graph.
+        """
         whole = until - self._layer == self._graphs.layers
         cuts = [self._layer, until] if whole else range(self._layer, until + 1)
         for first, end in pairwise(cuts):
