@@ -68,7 +68,7 @@ class Child:
             raise EOFError(self.last_words()) from None
 
     def hear(self, deadline: float) -> Line:
-        """Wait for the next line from the child. Raises TimeoutError at the deadline, and EOFError if the child has ended."""
+        """Wait for the child's next line. Raises TimeoutError at the deadline, and EOFError if the child has ended."""
         while b"\n" not in self._rest:
             if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError
@@ -131,7 +131,7 @@ def made(known: Sequence[Line], probe: str) -> list[Key]:
 
 
 def ended(known: Sequence[Line], probe: str) -> str | None:
-    """Return the state in which the last execution of a probe ended; None if it has not ended yet."""
+    """Return the state in which the last try of a probe ended; None if the probe has never ended."""
     states = [str(line["state"]) for line in known if line["source"] == probe and "state" in line]
     return states[-1] if states else None
 
