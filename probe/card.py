@@ -89,7 +89,7 @@ def _part(name: str, priority: int, lane: int = 0) -> rig.Part:
 
 
 def facts(work: Work) -> dict[str, float]:
-    """Return the layers of a lane's unit, and the bytes that it reads and writes (see Device)."""
+    """Return the number of layers in a lane's unit, and the bytes that the unit reads and writes (see Device)."""
     if work.act == "spin":
         return {"layers": 1, "bytes": 0}
     if work.act == "copy":

@@ -96,7 +96,7 @@ def timeline(cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int
 
 
 def facts(work: Work) -> dict[str, float]:
-    """Return the layers of a lane's unit, and the bytes that it reads and writes (see Device)."""
+    """Return the number of layers in a lane's unit, and the bytes that the unit reads and writes (see Device)."""
     layers = LAYERS.get(work.of, 1)
     per_layer = {"decode": 0.7 * DECODE_S.get(work.of, 0.0), "copy": 0.9e-3}.get(work.act, 1e-5)
     return {"layers": layers, "bytes": HBM * layers * per_layer}

@@ -77,7 +77,7 @@ class Device(Protocol):
     """A module that runs lanes: `probe.card` on a GPU, `probe.dry` without one."""
 
     def build(self, work: Work, twin: int) -> float:
-        """Prepare a lane and return the seconds that it took; `twin` is the lane's number from `twins`."""
+        """Prepare a lane, and return the seconds of the preparation; `twin` is the lane's number from `twins`."""
         ...
 
     def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
@@ -89,7 +89,7 @@ class Device(Protocol):
         ...
 
     def facts(self, work: Work) -> dict[str, float]:
-        """Return the layers of a lane's unit, and the bytes that it reads and writes."""
+        """Return the number of layers in a lane's unit, and the bytes that the unit reads and writes."""
         ...
 
     def clocks(self) -> dict[str, float]:

@@ -24,7 +24,7 @@ class Lane(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Constants of the law of rounds for a card; the default values are those of an H200."""
+    """The constants of the law of rounds for a card; the defaults are those of an H200."""
 
     passes: float = 2.0  # layers of decode in a turn, where a layer of prompts is one
     decode_fill: float = 0.80  # decode kernels keep this share of the GPU's time from others

@@ -56,9 +56,10 @@ def table(folder: Path, kind: str | None = None) -> Table:
     def add(
         op: str, some: Rows, names: Sequence[str], predicted: Callable[[Quantity, Rows], F8], at: Sequence[str]
     ) -> None:
-        """Refit one quantity to the rows `some`; with too few rows, only note that the committed quantity applies.
+        """Refit one quantity to the rows `some`.
 
-        `names` are the numbers to scale. `at` names one feature of the rows for each axis of the correction factors.
+        If there are too few rows, only note that the committed quantity applies. `names` are the numbers to scale. `at`
+        names one feature of the rows for each axis of the correction factors.
         """
         if (fitted := int((~some.out).sum())) < LEAST:
             notes.append(f"{op}: {fitted} measured rows, the committed table holds")

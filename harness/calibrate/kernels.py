@@ -28,7 +28,10 @@ TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
 
 
 def fit_gemm(kind: str, rows: Rows) -> Quantity:
-    """Fit a kind's GEMMs: tile rates, fill times, bandwidth and launch, then correction factors over (m, n, k)."""
+    """Fit the GEMMs of a GPU kind: tile rates, fill times, bandwidth and launch time; then correction factors.
+
+    The axes of these factors are m, n and k.
+    """
     spec, few = quantities.gpu(kind), rows.few(3000)
 
     def quantity(x: F8) -> Quantity:  # no tile is faster than a larger one

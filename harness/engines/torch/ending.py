@@ -1,4 +1,4 @@
-"""How a process or thread of the engine ends: silently with the engine, else with a line that gives the reason."""
+"""The end of a process or thread of the engine: silent if the engine ended, else one line with the reason."""
 
 from __future__ import annotations
 

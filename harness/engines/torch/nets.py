@@ -251,7 +251,7 @@ def checkpoint(folder: Path) -> dict[str, F4]:
 
 
 def scaled(weight: F4, scale: F4, block: Sequence[int] | None) -> F4:
-    """Multiply a matrix by its scales: one for all, one per row, or one per block of `block` rows and columns."""
+    """Multiply a matrix by its scales: one in all, one per row, or one per block of `block` rows and columns."""
     if block is None or scale.size == 1:
         return weight * scale
     rows, columns = weight.shape
