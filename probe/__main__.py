@@ -1,6 +1,7 @@
 """`python3 -m probe`: probe this machine's GPU within some minutes; call it again to resume.
 
-DEVICE=cpu: run the rows of duels without a card, with times that the law of rounds predicts, to try their logic.
+With DEVICE=cpu, run only the rows of duels, without a card: the law of rounds predicts their times, so that the logic
+of the rows can be tried.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from probe.plan import DRY, PLAN
 
 
 def main(argv: list[str]) -> int:
-    """Run a probe of this machine, or the worker or lane that the arguments name, and return the exit code.
+    """Run the probes of this machine, or the worker or lane that the arguments name, and return the exit code.
 
-    The code is 0 once the machine is probed, even if single probes failed; the printed table shows which did. It is 2
-    if no GPU can be probed or the folder's rows have an older form, and 130 if interrupted.
+    The code is 0 once the probes have run, even if some failed; the printed table shows which. It is 2 if there is no
+    GPU to probe or if the folder's rows have an older form. It is 130 if interrupted.
     """
     if argv[:1] == ["worker"]:
         worker.main(argv[1], int(argv[2]))

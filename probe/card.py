@@ -1,4 +1,4 @@
-"""Lanes of duels on a GPU: graphs of steps, streams and partitions, clocks by NVML."""
+"""Lanes of duels on a GPU: graphs of steps, streams and partitions, clocks by NVML. It implements duels.Device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOCKS: dict[str, float] = {}  # at the end of the last duel
 
 
 def build(work: Work, twin: int) -> float:
-    """Build the CUDA graph of a lane's unit; return the seconds that it took (see Device)."""
+    """Build the CUDA graph of one unit of a lane; return the seconds that the build took (see Device)."""
     begun = time.perf_counter()
     _graph(work, twin)
     torch.cuda.synchronize()
@@ -78,7 +78,7 @@ def _pool(of: str) -> llama.Kv:
 
 @cache
 def _part(name: str, priority: int, lane: int = 0) -> rig.Part:
-    """Return a lane's partition of the SMs, with a stream of its own; `lane` is the lane's number in its cell."""
+    """Return a lane's partition of the SMs, with its own stream; `lane` is the lane's number in its cell."""
     if not name:
         return rig.whole(priority, lane)
     part = rig.pair(int(name.rstrip("-")))[name.endswith("-")]
@@ -89,7 +89,7 @@ def _part(name: str, priority: int, lane: int = 0) -> rig.Part:
 
 
 def facts(work: Work) -> dict[str, float]:
-    """Return the layers of a lane's unit, and the bytes that it reads and writes (see Device)."""
+    """Return the number of layers in a lane's unit, and the bytes that the unit reads and writes (see Device)."""
     if work.act == "spin":
         return {"layers": 1, "bytes": 0}
     if work.act == "copy":
@@ -106,8 +106,8 @@ def facts(work: Work) -> dict[str, float]:
 def duel(cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
     """Run lanes concurrently for `seconds` (see Device).
 
-    Up to AHEAD units are queued in a lane's stream. A lane with gaps has only one unit queued at a time, and
-    launches the next one `gap_ms` after its end.
+    Up to AHEAD units of a lane are queued in its stream. A lane with gaps has only one unit queued at a time: the next
+    unit is launched `gap_ms` after that one ends.
     """
     parts = [_part(work.part, work.priority, k) for k, (work, _) in enumerate(cell)]
     graphs = [_graph(work, twin) for work, twin in cell]
@@ -142,8 +142,8 @@ def duel(cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
 def timeline(cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
     """Run lanes concurrently and record their kernels with CUPTI (see Device).
 
-    One unit of each lane runs alone first, in the order of lanes, to tell which of CUPTI's stream ids belongs to
-    which lane.
+    First, one unit of each lane runs alone, in the order of lanes. This shows which lane uses which of CUPTI's stream
+    ids.
     """
     from torch.profiler import ProfilerActivity, profile
 

@@ -1,4 +1,4 @@
-"""Probes of SMs: device, splits, GEMMs, paged attention, prefill, whole steps."""
+"""Probes of computing on the SMs: device, splits, GEMMs, paged attention, prefill, whole steps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NEAR = 0.02  # relative error that bf16 results may have
 def device(box: Box) -> Iterator[Sample]:
     """Read device attributes, page granularity and SM step; measure the card's bandwidth and rate of arithmetic.
 
-    The bandwidth is that of a kernel that copies. The rate of arithmetic is that of a large GEMM, on random numbers and
-    on zeros.
+    The bandwidth is measured with a kernel that copies. The rate of arithmetic is measured with a large GEMM, once on
+    random numbers and once on zeros.
     """
     dev = driver.device()
     for name in ATTRIBUTES:
@@ -69,10 +69,11 @@ def seen(p: rig.Part) -> set[int]:
 
 
 def splits(box: Box) -> Iterator[Sample]:
-    """Split the SMs into about n and the rest, for every eighth n, and time each split.
+    """Split the SMs into a group of about n and the rest, for every eighth n, and time each split.
 
-    A sample's facts count the SMs of the rest, the SMs that kernels of each partition ran on, and the SMs that both or
-    either of them ran on. Further facts are the seconds to create a partition, and the bytes that the two take.
+    The facts of a sample are counts of SMs: all SMs of the rest, those on which kernels of either partition were seen,
+    and those seen by both. Further facts are the seconds to create a partition, and the bytes that both partitions
+    take.
     """
     dev, everything = driver.device(), seen(rig.whole())
     yield sample("seen", len(everything), "SMs", rig.sms(), of="whole")
@@ -105,7 +106,7 @@ def splits(box: Box) -> Iterator[Sample]:
 def gemm(box: Box) -> Iterator[Sample]:
     """Time the GEMMs of a layer and of the output head of three models, by number of tokens and SMs.
 
-    Calls rotate over weights that together are larger than the L2 cache.
+    Successive calls use different weights, which together are larger than the L2 cache.
     """
     largest = max(n * k for dims in llama.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
@@ -143,7 +144,7 @@ def gemm(box: Box) -> Iterator[Sample]:
 
 @contextmanager
 def sm_target(count: int) -> Iterator[None]:
-    """Make cuBLAS assume `count` SMs for the calls captured in the context; 0 keeps its default, all SMs."""
+    """Make cuBLAS assume `count` SMs for the calls that are captured in this context; 0 keeps its default, all SMs."""
 
     def tell(n: int) -> None:
         status = ctypes.CDLL("libcublas.so.13").cublasSetSmCountTarget(
@@ -162,10 +163,10 @@ def sm_target(count: int) -> Iterator[None]:
 
 
 def attention(box: Box) -> Iterator[Sample]:
-    """Time paged decode attention of one layer, once its result agrees with a reference.
+    """Time paged decode attention of one layer, after a check of its result against a reference.
 
-    It is timed over sequences, context lengths and SMs, then over splits and pipeline stages, then on driver pages of
-    three sizes.
+    It is timed over sequences, context lengths and SMs, then over splits and pipeline stages of the kernel, and then
+    over three sizes of driver pages.
     """
     if box.todo("attention_error"):
         small = llama.DIMS["8B"]._replace(layers=2)
@@ -197,7 +198,7 @@ def attention(box: Box) -> Iterator[Sample]:
 def one_attention(
     box: Box, kv: llama.Kv, rows: int, ctx: int, ask: int, split: int = 0, stages: int = 7, page: int = 0
 ) -> Iterator[Sample]:
-    """Time decode attention at one number of rows and context; layers rotate, so that no KV is read from L2."""
+    """Time decode attention at one number of sequences and context; successive calls use other layers, to miss L2."""
     m = kv.m
     params: dict[str, Value] = {"of": m.name, "B": rows, "ctx": ctx, **m.attention, "ask": ask}
     params |= {"splits": split, "stages": stages, "page": page}
@@ -213,12 +214,12 @@ def one_attention(
 
 
 def block_of(page: int) -> int:
-    """Return the tokens of a KV block on driver pages of `page` bytes; 0 stands for plain memory."""
+    """Return the tokens of a KV block on driver pages of `page` bytes; a `page` of 0 is plain memory."""
     return 16 if 0 < page < 16 * rig.MIB else 64
 
 
 def paged(box: Box, page: int) -> Iterator[Sample]:
-    """Time decode attention of 64 sequences of 2,048 tokens of the 8B, with KV on driver pages of `page` bytes."""
+    """Time decode attention of the 8B model at 64 sequences of 2,048 tokens; KV is on driver pages of `page` bytes."""
     m, rows, ctx = llama.DIMS["8B"], 64, 2048
     tokens = llama.page_tokens(m, page, block_of(page))
     count = rows * -(-ctx // tokens)
@@ -234,9 +235,10 @@ def paged(box: Box, page: int) -> Iterator[Sample]:
 
 
 def prefill(box: Box) -> Iterator[Sample]:
-    """Time prefills of four layers of the 8B, by prompt tokens and SMs, and their attention alone.
+    """Time prefills of four layers of the 8B model, and their attention alone, by prompt tokens and SMs.
 
-    Attention is also timed with cuDNN, and on the 1B and the 3B. The causal masks of torch's kernels are checked first.
+    Attention is also timed with cuDNN, and on the 1B and the 3B model. The causal masks of torch's kernels are checked
+    first.
     """
     yield from masks(box)
     layers = 4
@@ -278,9 +280,9 @@ def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) ->
 
 
 def refused(what: str, error: Exception, **params: Value) -> Sample:
-    """Return a sample which records that a library does not offer a call.
+    """Return a sample that records that a library does not offer a call.
 
-    That is a finding, not a failure of the probe.
+    Such a refusal is a finding, not a failure of the probe.
     """
     why = str(error).split("\n", maxsplit=1)[0][:120]
     return Sample("refused", [1], "1", {"call": what, **params}, facts={"why": why})
@@ -314,7 +316,7 @@ Edges = tuple[torch.Tensor, torch.Tensor]
 
 
 def edges(queries: int, keys: int, device: torch.device) -> Edges:
-    """Return the start and end of one packed sequence, as two int32 tensors: one for queries, one for keys."""
+    """Return the bounds of one packed sequence as two int32 tensors [0, length]: one for queries, one for keys."""
     of = torch.tensor([[0, queries], [0, keys]], dtype=torch.int32).to(device)
     return of[0], of[1]
 
@@ -332,13 +334,16 @@ def packed() -> Callable[..., torch.Tensor]:
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: Edges | None = None) -> torch.Tensor:
     """Compute causal attention of one packed sequence.
 
-    `ends` are its `edges`, which are computed if they are not given.
+    `ends` is the result of `edges`, which is called if `ends` is not given.
     """
     return packed()(q, k, v, *(ends or edges(len(q), len(k), q.device)), len(q), len(k))
 
 
 def step(box: Box) -> Iterator[Sample]:
-    """Time a decode step of a whole model in a graph: wall time, launch, capture, small kernels."""
+    """Time a decode step of a whole model as a graph: its device time, its launch and its capture.
+
+    Then time the small kernels of a layer by number of tokens.
+    """
     for name, rows, ctx in (("8B", 1, 2048), ("8B", 64, 2048), ("1B", 1, 2048), ("1B", 64, 2048), ("3B", 1, 2048)):
         m = llama.DIMS[name]
         if not box.todo("step", of=name, B=rows, ctx=ctx):
@@ -367,7 +372,7 @@ def step(box: Box) -> Iterator[Sample]:
 
 
 def launches(p: rig.Part, graph: torch.cuda.CUDAGraph) -> list[float]:
-    """Return the host seconds of each of 30 launches of a graph, each on an idle device."""
+    """Return the host seconds of each of 30 launches of a graph; the device is idle before each."""
     out = []
     with torch.cuda.stream(p.stream):
         for _ in range(30):

@@ -1,7 +1,8 @@
-"""The parent process: it hands probes to workers under deadlines and writes one synced line a measurement.
+"""The parent process: it hands probes to workers with deadlines, and writes one line for each measurement.
 
-It imports no torch and touches no GPU, so a probe that faults, hangs or raises costs that probe alone. A second call on
-the same folder resumes: it repeats no measurement, and it skips probes that faulted or hung unless asked for them.
+It does not import torch and does not use the GPU, so a probe that faults, hangs or raises loses only its own results.
+Each line is synced to the disk. A second call on the same folder resumes: it repeats no measurement, and it skips
+probes that faulted or hung unless they are asked for.
 """
 
 from __future__ import annotations
@@ -31,18 +32,15 @@ Line = dict[str, Any]
 
 
 class NoGpuError(Exception):
-    """An error: there is no GPU to probe. Its message is one line with the reason and what to do."""
+    """There is no GPU to probe. The message is one line with the reason and the remedy."""
 
 
 class OldRows(Exception):
-    """An error: a file has rows of an older form that is no longer read.
-
-    Its message is one line that says what to do.
-    """
+    """A file has rows of an older form that is no longer read. The message is one line with the remedy."""
 
 
 class Child:
-    """A worker process that exchanges lines of JSON with this one; its own output goes to a temporary file."""
+    """A worker process that exchanges lines of JSON with this process; its own output goes to a temporary file."""
 
     def __init__(self, rig: str) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the child
@@ -61,7 +59,7 @@ class Child:
         os.close(write)
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send one line. Raises EOFError if the child has ended."""
+        """Send one line to the child. Raises EOFError if the child has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -70,7 +68,7 @@ class Child:
             raise EOFError(self.last_words()) from None
 
     def hear(self, deadline: float) -> Line:
-        """Wait for the next line. Raises TimeoutError at the deadline, and EOFError if the child has ended."""
+        """Wait for the child's next line. Raises TimeoutError at the deadline, and EOFError if the child has ended."""
         while b"\n" not in self._rest:
             if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError
@@ -83,7 +81,7 @@ class Child:
         return message
 
     def last_words(self) -> str:
-        """Return the exit code and the last line of the child's own output."""
+        """Return the child's exit code and the last line of its own output."""
         try:
             code = self._process.wait(GONE_S)
         except subprocess.TimeoutExpired:
@@ -113,7 +111,7 @@ class Child:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """Yield the whole lines of a file that may have been cut off anywhere. Raises OldRows."""
+    """Yield the complete lines of a file whose last line may have been cut off. Raises OldRows."""
     if not path.exists():
         return
     for text in path.read_bytes().split(b"\n")[:-1]:
@@ -128,18 +126,18 @@ def lines(path: Path) -> Iterator[Line]:
 
 
 def made(known: Sequence[Line], probe: str) -> list[Key]:
-    """Return the keys of a probe's measurements among the known lines of a journal."""
+    """Return the keys of a probe's measurements among `known`, the lines of a journal."""
     return [key(line["quantity"], line["at"]) for line in known if line["source"] == probe and "quantity" in line]
 
 
 def ended(known: Sequence[Line], probe: str) -> str | None:
-    """Return the state in which a probe ended last, or None."""
+    """Return the state in which the last try of a probe ended; None if the probe has never ended."""
     states = [str(line["state"]) for line in known if line["source"] == probe and "state" in line]
     return states[-1] if states else None
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a file of lines to append to it, on a new line if a kill has cut off the last one."""
+    """Open a file of lines for appending; begin a new line if its last line was cut off."""
     file = path.open("ab+")
     if file.tell():
         file.seek(-1, os.SEEK_END)
@@ -155,7 +153,10 @@ def write(file: IO[bytes], text: str) -> None:
 
 
 class Journal:
-    """The journal raw.jsonl; each line is appended with the call's number and the time, and synced to the disk."""
+    """The journal raw.jsonl.
+
+    Each appended line has the number of this call and the time, and is synced to the disk.
+    """
 
     def __init__(self, known: list[Line], file: IO[bytes]) -> None:
         self.known, self._file = known, file
@@ -171,8 +172,8 @@ class Journal:
 def conduct(plan: Plan, out: Path, minutes: float, *, again: Collection[str] = (), only: Collection[str] = ()) -> Path:
     """Run the probes of the plan that have not ended yet, for at most `minutes`, and return the folder of results.
 
-    The folder is `out`/<GPU name>. `only`: leave out all other probes. `again`: probes to repeat although they
-    finished, faulted or hung on an earlier call. Raises NoGpuError where a worker cannot open the device.
+    The folder is `out`/<GPU name>. With `only`, all other probes are left out. `again` names probes to repeat even if
+    they finished, faulted or hung on an earlier call. Raises NoGpuError if a worker cannot open the device.
     """
     end = time.monotonic() + 60 * minutes
     child: Child | None
@@ -229,9 +230,9 @@ def _greet(plan: Plan) -> tuple[Child, Line]:
 def _turn(
     plan: Plan, probe: Probe, child: Child | None, book: Journal, box_s: float, done: Sequence[Key]
 ) -> tuple[Child | None, Line]:
-    """Run one probe in a worker; return the worker if it can run the next probe, and the line on the probe's end.
+    """Run one probe in a worker; return the worker if it can run the next probe, and the line that ends the probe.
 
-    The worker is `child`, or a new one for a probe that must run alone. `done`: measurements that are not repeated.
+    The worker is `child`, or a new one for a probe that must run alone. The measurements in `done` are not repeated.
     """
     if child is not None and probe.alone:
         child.close()

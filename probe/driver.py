@@ -1,8 +1,8 @@
 """The CUDA driver's calls that torch lacks, one function each: pages, partitions, stream memory operations, batches.
 
-Sizes and addresses are ints in bytes. Arguments go by position: their names change between versions of the bindings.
-Every call lets other Python threads run; a thread's first call must be `bind`. Raises DriverError, with the driver's
-own name of the error.
+Sizes are in bytes, and addresses are ints. Arguments are passed by position, because their names differ between
+versions of the bindings. Python's other threads run during every call. The first call of a thread must be `bind`. A
+failed call raises DriverError with the driver's own name of the error.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ def device(ordinal: int = 0) -> Any:
 
 
 def attribute(dev: Any, name: str) -> int:
-    """Return a device attribute, named by the end of its constant: `MULTIPROCESSOR_COUNT`."""
+    """Return a device attribute; `name` is the end of its constant, such as `MULTIPROCESSOR_COUNT`."""
     which = getattr(drv.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     return int(ok(drv.cuDeviceGetAttribute(which, dev), name))
 
 
 def bind(ordinal: int = 0) -> None:
-    """Make torch's context, the primary one, current in this thread; every helper thread must call this first."""
+    """Make the context that torch uses (the primary one) current in this thread.
+
+    Every helper thread must call this first.
+    """
     ok(drv.cuCtxSetCurrent(ok(drv.cuDevicePrimaryCtxRetain(device(ordinal)))), "cuCtxSetCurrent")
 
 
@@ -77,41 +80,41 @@ def _property(ordinal: int) -> Any:
 
 
 def granularity(ordinal: int = 0) -> int:
-    """Return the least size of a page, in bytes."""
+    """Return the smallest size of a page, in bytes."""
     least = drv.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     return int(ok(drv.cuMemGetAllocationGranularity(_property(ordinal), least), "cuMemGetAllocationGranularity"))
 
 
 def reserve(size: int, align: int) -> int:
-    """Reserve addresses without memory behind them; `align` is a power of two."""
+    """Reserve a range of addresses without memory; `align` is a power of two. Return its first address."""
     return int(ok(drv.cuMemAddressReserve(size, align, 0, 0), "cuMemAddressReserve"))
 
 
 def unreserve(at: int, size: int) -> None:
-    """Give addresses back; nothing may be mapped there."""
+    """Release a reserved range of addresses, in which nothing may be mapped."""
     ok(drv.cuMemAddressFree(at, size), "cuMemAddressFree")
 
 
 def create(size: int, ordinal: int = 0) -> Any:
-    """Allocate memory without an address; return its handle.
+    """Allocate memory without an address, and return its handle.
 
-    The memory lives until the handle is released and its last mapping is removed.
+    The memory is freed once its handle is released and its last mapping is removed.
     """
     return ok(drv.cuMemCreate(size, _property(ordinal), 0), "cuMemCreate")
 
 
 def release(handle: Any) -> None:
-    """Give up a handle."""
+    """Release a handle of memory."""
     ok(drv.cuMemRelease(handle), "cuMemRelease")
 
 
 def map_at(at: int, size: int, handle: Any, offset: int = 0) -> None:
-    """Map a handle at an address; no kernel may touch it before `allow`."""
+    """Map the memory of a handle at an address; no kernel may access it before `allow`."""
     ok(drv.cuMemMap(at, size, offset, handle, 0), "cuMemMap")
 
 
 def allow(at: int, size: int, ordinal: int = 0) -> None:
-    """Let the device read and write a range that is mapped throughout."""
+    """Let the device read and write a range of addresses, every part of which must be mapped."""
     access = drv.CUmemAccessDesc()
     access.location.type, access.location.id = DEVICE_LOCATION, ordinal
     access.flags = drv.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -119,9 +122,9 @@ def allow(at: int, size: int, ordinal: int = 0) -> None:
 
 
 def unmap(at: int, size: int) -> None:
-    """Unmap a range exactly as it was mapped; its handle lives on.
+    """Unmap a range, which must be the same as when it was mapped; its handle stays valid.
 
-    No kernel that may touch the range may be running.
+    No kernel that may access the range may be running.
     """
     ok(drv.cuMemUnmap(at, size), "cuMemUnmap")
 
@@ -130,29 +133,29 @@ def unmap(at: int, size: int) -> None:
 
 
 def pin(at: int, size: int) -> None:
-    """Lock host memory and let the device reach it."""
+    """Lock host memory, and let the device access it."""
     ok(drv.cuMemHostRegister(at, size, 0), "cuMemHostRegister")
 
 
 def to_device(dst: int, src: int, size: int, stream: int) -> None:
-    """Copy from host memory, in a stream's order."""
+    """Copy from host memory to device memory, after the earlier work of a stream."""
     ok(drv.cuMemcpyHtoDAsync(dst, src, size, stream), "cuMemcpyHtoDAsync")
 
 
 def to_host(dst: int, src: int, size: int, stream: int) -> None:
-    """Copy to host memory, in a stream's order."""
+    """Copy from device memory to host memory, after the earlier work of a stream."""
     ok(drv.cuMemcpyDtoHAsync(dst, src, size, stream), "cuMemcpyDtoHAsync")
 
 
 def between(dst: int, src: int, size: int, stream: int) -> None:
-    """Copy from device memory to device memory, in a stream's order."""
+    """Copy from device memory to device memory, after the earlier work of a stream."""
     ok(drv.cuMemcpyDtoDAsync(dst, src, size, stream), "cuMemcpyDtoDAsync")
 
 
 def copy_batch(dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
-    """Do many copies in one call; sources are read in the stream's order.
+    """Do many copies in one call; their sources are read after the earlier work of the stream.
 
-    In any other order, KV may be read before it is written.
+    Otherwise, KV might be read before it is written.
     """
     attr = drv.CUmemcpyAttributes()
     attr.srcAccessOrder = drv.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -164,14 +167,15 @@ def copy_batch(dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], s
 
 
 def all_sms(dev: Any) -> Any:
-    """Return the device's SMs as a resource: `.sm.smCount`, `.sm.minSmPartitionSize`."""
+    """Return the device's SMs as a resource; it has the fields `sm.smCount` and `sm.minSmPartitionSize`."""
     return ok(drv.cuDeviceGetDevResource(dev, SM_RESOURCE), "cuDeviceGetDevResource")
 
 
 def split(resource: Any, sms: int) -> tuple[Any, Any]:
-    """Split a resource into a group of at least `sms` SMs and the rest.
+    """Split a resource into two: a group of at least `sms` SMs, and the rest.
 
-    The driver may give more than was asked: read `.sm.smCount`. Raises DriverError if it makes no group.
+    The driver may give the group more SMs than asked; `sm.smCount` has their number. Raises DriverError if it makes no
+    group.
     """
     groups, got, rest = ok(drv.cuDevSmResourceSplitByCount(1, resource, 0, sms), "cuDevSmResourceSplitByCount")
     if got != 1:  # the list is as long as was asked, also where the driver made fewer
@@ -180,7 +184,7 @@ def split(resource: Any, sms: int) -> tuple[Any, Any]:
 
 
 def groups(resource: Any, count: int, sms: int) -> list[Any]:
-    """Split a resource into `count` groups of at least `sms` SMs each. Raises DriverError if it makes fewer."""
+    """Split a resource into `count` groups of at least `sms` SMs each. Raises DriverError if the driver makes fewer."""
     made, got, _ = ok(drv.cuDevSmResourceSplitByCount(count, resource, 0, sms), "cuDevSmResourceSplitByCount")
     if got != count:
         raise DriverError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", f"{got} groups of {sms} SMs, not {count}")
@@ -188,27 +192,27 @@ def groups(resource: Any, count: int, sms: int) -> list[Any]:
 
 
 def describe(resource: Any) -> Any:
-    """Return the description of a resource that `green` takes."""
+    """Return the description of a resource, which `green` takes."""
     return ok(drv.cuDevResourceGenerateDesc([resource], 1), "cuDevResourceGenerateDesc")
 
 
 def green(description: Any, dev: Any) -> Any:
-    """Create a green context on some of the SMs; it must outlive its streams."""
+    """Create a green context on the SMs of a description; the context must outlive its streams."""
     return ok(drv.cuGreenCtxCreate(description, dev, DEFAULT_STREAM), "cuGreenCtxCreate")
 
 
 def green_sms(context: Any) -> Any:
-    """Return the SMs that a green context really holds; the resource may be split again."""
+    """Return the SMs that a green context really has, as a resource that may be split again."""
     return ok(drv.cuGreenCtxGetDevResource(context, SM_RESOURCE), "cuGreenCtxGetDevResource")
 
 
 def stream() -> int:
-    """Create a stream on all SMs of the device whose context is this thread's."""
+    """Create a stream on all SMs of this thread's device."""
     return int(ok(drv.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
 
 
 def green_stream(context: Any, priority: int = 0) -> int:
-    """Create a stream on a green context's SMs; a lower priority is more urgent."""
+    """Create a stream on the SMs of a green context; a stream with a lower priority number is more urgent."""
     return int(ok(drv.cuGreenCtxStreamCreate(context, NON_BLOCKING, priority), "cuGreenCtxStreamCreate"))
 
 
@@ -218,7 +222,7 @@ def destroy_stream(stream: int) -> None:
 
 
 def destroy_green(context: Any) -> None:
-    """Destroy a green context; its streams must be gone."""
+    """Destroy a green context, whose streams must already be destroyed."""
     ok(drv.cuGreenCtxDestroy(context), "cuGreenCtxDestroy")
 
 
@@ -226,10 +230,13 @@ def destroy_green(context: Any) -> None:
 
 
 def write_word(stream: int, at: int, value: int) -> None:
-    """Write a 32-bit word in the stream's order, without a kernel."""
+    """Write a 32-bit word after the earlier work of a stream, without a kernel."""
     ok(drv.cuStreamWriteValue32(stream, at, value, 0), "cuStreamWriteValue32")
 
 
 def wait_word(stream: int, at: int, value: int) -> None:
-    """Hold the stream until the 32-bit word is at least `value`. The scheduler does not know of this dependency."""
+    """Make the stream wait until the 32-bit word at `at` is at least `value`.
+
+    The GPU's scheduler does not know of this dependency.
+    """
     ok(drv.cuStreamWaitValue32(stream, at, value, AT_LEAST), "cuStreamWaitValue32")

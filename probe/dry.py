@@ -1,6 +1,6 @@
-"""A stand-in for a card with DEVICE=cpu: duels take the times that the law of rounds predicts, so that rows can run.
+"""A stand-in for a card with DEVICE=cpu: the law of rounds predicts the times of duels, so that rows can be tried.
 
-Seconds of a layer are those of an H200's first measurements, rounded. Nothing is measured, and `hello` says so.
+The seconds of a layer are rounded from the first measurements of an H200. Nothing is measured, and `hello` says so.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def sms(work: Work) -> int:
 def layer_s(work: Work) -> float:
     """Return the seconds of one layer of a lane that runs alone on its partition.
 
-    A layer of prompts takes time in inverse proportion to the number of SMs. So does a layer of decode, but only below
-    half of the card's SMs.
+    The seconds of a prefill layer are inversely proportional to the number of SMs. Those of a decode layer are so only
+    below half of the card's SMs.
     """
     share = sms(work) / SMS
     if work.act in {"spin", "copy"}:
@@ -50,15 +50,15 @@ def layer_s(work: Work) -> float:
 
 
 def prompts(work: Work) -> bool:
-    """Tell whether the law of rounds counts a lane's steps as prompts.
+    """Tell whether the law of rounds counts a lane's steps as prefills.
 
-    It does so for prefills, and for mixed steps of over MIXED tokens.
+    These are prefills, and mixed steps of more than MIXED tokens.
     """
     return work.act == "prefill" or (work.act == "mixed" and work.size > MIXED)
 
 
 def build(work: Work, twin: int) -> float:
-    """See Device: there is nothing to prepare."""
+    """Return a tiny number of seconds, because there is nothing to prepare (see Device)."""
     assert twin >= 0
     assert work.act in {"decode", "prefill", "mixed", "spin", "copy"}
     return 1e-6
@@ -82,9 +82,9 @@ def _alone(work: Work) -> tuple[law.Lane, float]:
 
 
 def timeline(cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
-    """Return kernels as if lanes took turns (see Device).
+    """Return kernels as if lanes took turns on the GPU (see Device).
 
-    A turn is one layer of prompts or two layers of decode, and each layer is one kernel.
+    In a turn, a lane computes one layer of prefill or two layers of decode. Each layer is one kernel.
     """
     events, now = list[tuple[int, str, float, float]](), 0.0
     while now < seconds:
@@ -96,7 +96,7 @@ def timeline(cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int
 
 
 def facts(work: Work) -> dict[str, float]:
-    """Return the layers of a lane's unit, and the bytes that it reads and writes (see Device)."""
+    """Return the number of layers in a lane's unit, and the bytes that the unit reads and writes (see Device)."""
     layers = LAYERS.get(work.of, 1)
     per_layer = {"decode": 0.7 * DECODE_S.get(work.of, 0.0), "copy": 0.9e-3}.get(work.act, 1e-5)
     return {"layers": layers, "bytes": HBM * layers * per_layer}

@@ -1,9 +1,10 @@
-"""Duels: steps of several models at once on one GPU, in rows of cells; each row has a time box of its own.
+"""Duels: measurements of steps of several models that run on one GPU at the same time.
 
-A cell is one to eight lanes that run at the same time. A row measures each of its lanes alone, then its cells, in an
-order that is shuffled again in each round. Every lane of a cell gives a sample `lane`: seconds from the end of one step
-to the next, with clocks and watts at the end of the duel. This module imports no torch: `card` runs the lanes on a GPU.
-With DEVICE=cpu, `dry` returns what the law of rounds predicts.
+A lane repeats one unit of work, such as a step of a model. A cell is one to eight lanes that run at the same time. A
+row is a list of cells, with its own time limit. In each round, a row measures each of its lanes alone, then its cells
+in a new random order. Each lane of a cell yields a sample `lane`: the seconds from the end of one unit to the end of
+the next. The sample also has clocks and watts at the end of the duel. This module does not import torch: `card` runs
+the lanes on a GPU. With DEVICE=cpu, `dry` returns what the law of rounds predicts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MPS_S = 10.0  # within which the daemon answers
 
 
 class Work(NamedTuple):
-    """The work of a lane: one unit, repeated.
+    """The work that a lane repeats: one unit.
 
     A unit is a step of a model, or a kernel that only waits (spin) or copies.
     """
@@ -58,7 +59,7 @@ class Work(NamedTuple):
 
     @property
     def alone(self) -> Work:
-        """The same lane with nothing between units, at priority 0."""
+        """The same lane without gaps between its units, at priority 0."""
         return self._replace(gap_ms=0.0, priority=0)
 
 
@@ -66,17 +67,17 @@ Cell = tuple[Work, ...]
 
 
 class Ran(NamedTuple):
-    """A lane in a duel: the seconds of its units, and its number of SMs."""
+    """The result of a lane in a duel: the seconds of its units, and its number of SMs."""
 
     seconds: list[float]  # from the end of a unit to the end of the next
     sms: int
 
 
 class Device(Protocol):
-    """A module that runs lanes: `probe.card`, `probe.dry`."""
+    """A module that runs lanes: `probe.card` on a GPU, `probe.dry` without one."""
 
     def build(self, work: Work, twin: int) -> float:
-        """Prepare a lane and return the seconds that it took; `twin` is the lane's number from `twins`."""
+        """Prepare a lane, and return the seconds of the preparation; `twin` is the lane's number from `twins`."""
         ...
 
     def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
@@ -84,11 +85,11 @@ class Device(Protocol):
         ...
 
     def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
-        """Run lanes at once; return lane, kernel, begin and seconds of each kernel, in order of time."""
+        """Run lanes concurrently; return (lane, kernel name, begin, seconds) of each kernel, ordered by begin."""
         ...
 
     def facts(self, work: Work) -> dict[str, float]:
-        """Return the layers of a lane's unit, and the bytes that it reads and writes."""
+        """Return the number of layers in a lane's unit, and the bytes that the unit reads and writes."""
         ...
 
     def clocks(self) -> dict[str, float]:
@@ -106,12 +107,12 @@ def device() -> Device:
 
 
 def decode(of: str, size: int = 1, part: str = "", **more: Any) -> Work:
-    """Return a decode step of `size` sequences."""
+    """Return a lane of decode steps: model `of`, `size` sequences, on the partition `part` of the SMs."""
     return Work("decode", of, size, part, **more)
 
 
 def prefill(of: str, size: int = 2048, part: str = "", **more: Any) -> Work:
-    """Return the prefill of a prompt of `size` tokens."""
+    """Return a lane of prefills: model `of`, prompts of `size` tokens, on the partition `part` of the SMs."""
     return Work("prefill", of, size, part, **more)
 
 
@@ -176,7 +177,10 @@ PROCESSES: list[Cell] = [(D1, D1), (D8, D8), (D8, P8), (D1, P8), (D1, D1, D1), (
 
 
 def twins(cell: Cell) -> list[tuple[Work, int]]:
-    """Return each lane with its number, from 0, among the lanes of its model and kind (decode, or anything else)."""
+    """Return each lane of a cell with its number, from 0, among the lanes of its model and kind.
+
+    The kinds are decode and everything else.
+    """
     kinds = [(work.of, work.act == "decode") for work in cell]
     return [(work, kinds[:k].count(kinds[k])) for k, work in enumerate(cell)]
 
@@ -187,7 +191,7 @@ def text(cell: Cell) -> str:
 
 
 def params(row: str, cell: Cell, lane: int, turn: int, **more: Value) -> dict[str, Value]:
-    """Return the parameters of a lane's sample."""
+    """Return the parameters of the sample of lane `lane` of a cell in round `turn`."""
     work = cell[lane]
     return {"row": row, "cell": text(cell), "lane": lane, "round": turn, **work._asdict(), **more}
 
@@ -195,8 +199,8 @@ def params(row: str, cell: Cell, lane: int, turn: int, **more: Value) -> dict[st
 def lanes(row: str, cell: Cell, turn: int, ran: Sequence[Ran], about: Device, **more: Value) -> Iterator[Sample]:
     """Yield a sample for each lane of a duel.
 
-    A lane that ended fewer than two units is marked `late`. Its sample then has the seconds for which the longest lane
-    ran in all. Raises RuntimeError if all are late.
+    A lane that ended fewer than two units is marked `late`. The value of its sample is then the total seconds of the
+    lane that ran longest. Raises RuntimeError if all lanes are late.
     """
     clocks = about.clocks()
     if not any(each.seconds for each in ran):
@@ -209,14 +213,14 @@ def lanes(row: str, cell: Cell, turn: int, ran: Sequence[Ran], about: Device, **
 
 
 def missing(box: Box, row: str, cell: Cell, turn: int, **more: Value) -> bool:
-    """Tell whether any lane of a cell is still to be measured."""
+    """Tell whether any lane of a cell has not been measured yet."""
     return any(box.todo("lane", **params(row, cell, k, turn, **more)) for k in range(len(cell)))
 
 
 def duelled(row: str, cells: Sequence[Cell], box: Box, rounds: int = ROUNDS) -> Iterator[Sample]:
-    """Measure in each round the lanes of a row alone, then its cells in shuffled order.
+    """Measure a row: in each round, its lanes alone, then its cells in a new random order.
 
-    Alone, a lane runs at priority 0 and without gaps.
+    A lane that is measured alone runs at priority 0 and without gaps.
     """
     on = device()
     singles: list[Cell] = [(work,) for work in dict.fromkeys(w.alone for cell in cells for w in cell)]
@@ -247,7 +251,7 @@ def graphs(box: Box) -> Iterator[Sample]:
 
 
 def timelines(box: Box) -> Iterator[Sample]:
-    """Record which kernel of which lane ran when (row 3).
+    """Record which kernel of which lane ran at which time (row 3).
 
     The fact `events` is a list of [lane, index of the kernel's name, begin in us, duration in us].
     """
@@ -287,7 +291,7 @@ WITHOUT = nullcontext[Mapping[str, str] | None]({})  # processes without MPS hav
 
 
 def processes(box: Box) -> Iterator[Sample]:
-    """Measure cells with one process per lane (row 10): without MPS and, if its daemon starts, with it."""
+    """Measure cells with one process per lane (row 10): without MPS and, if the MPS daemon starts, with MPS."""
     for way in ("turns", "mps"):
         todo = [cell for cell in PROCESSES if missing(box, "processes", cell, 0, way=way)]
         with daemon() if way == "mps" else WITHOUT as env:
@@ -330,9 +334,9 @@ def _processes(cell: Cell, way: str, env: Mapping[str, str]) -> Iterator[Sample]
 
 
 def lane(asked: str) -> None:
-    """Run one lane in this process for `processes`.
+    """Run one lane in this process for the row `processes`.
 
-    It prints "ready", waits for a line, runs the lane, and prints the result as JSON.
+    Print "ready", wait for a line, run the lane, and print the result as JSON.
     """
     work, on = Work(*json.loads(asked)), device()
     on.build(work, 0)

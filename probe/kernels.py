@@ -1,8 +1,8 @@
 """Triton kernels of the probes: paged decode attention, the small kernels of a step, gathers, probes of SMs.
 
-bf16 data, fp32 sums. Offsets into KV are int64: a pool is larger than 2^31 numbers. Integer arguments that vary come in
-tensors, and strides are multiples of 16: Triton compiles again when an integer argument turns into 1, or begins or
-ceases to be a multiple of 16.
+Data is bf16, and sums are fp32. Offsets into KV are int64, because a pool has more than 2^31 numbers. Triton compiles a
+kernel again when an integer argument becomes 1, or when it becomes a multiple of 16 or stops being one. So integer
+arguments that vary are in tensors, and strides are multiples of 16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNIT = 128  # bf16 in the 256 bytes that a block table counts in
 
 
 def jit(kernel: Callable[..., None]) -> Any:
-    """Apply `triton.jit`, with a type; launch the kernel as `kernel[grid](...)`."""
+    """Return `triton.jit(kernel)`, typed as Any; launch the result as `kernel[grid](...)`."""
     return triton.jit(kernel)
 
 
@@ -29,11 +29,12 @@ def decode(
     """Compute attention of one token per sequence over one split of its paged KV; grid (sequences, KV heads, splits).
 
     Inputs: q (B, HKV * G, D); ctx int32 (B,), the tokens of each sequence, 0 for a padded row; scale, which is D **
-    -0.5 * log2(e). `table`, int32 (B, blocks), has an offset in `kv` for each block of BS tokens: the place of the
-    block's K in the first layer, in units of 256 bytes. `layer` is the offset from that K to K of this layer, and
-    `v_off` the offset from this layer's K to its V. Both are in elements.
+    -0.5 * log2(e). `table`, int32 (B, blocks), has an offset in `kv` for each block of BS tokens. It is the place of
+    the block's K in the first layer, in units of 256 bytes. `layer` is the offset from there to this layer's K, and
+    `v_off` the offset from this layer's K to its V. Both count elements.
 
-    Outputs, fp32: acc (B, HKV, S, GP, D), ml (B, HKV, S, GP, 2). GP is at least 16, the least size that `tl.dot` takes.
+    Outputs, fp32: acc (B, HKV, S, GP, D), ml (B, HKV, S, GP, 2). GP is at least 16, the smallest size that `tl.dot`
+    accepts.
     """
     b = tl.program_id(0)
     h = tl.program_id(1)
@@ -71,7 +72,7 @@ def decode(
 
 @jit
 def merge(acc, ml, out, G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, GP: tl.constexpr):
-    """Merge the splits of attention, one query head per program; grid (sequences, KV heads, G); out (B, HKV * G, D)."""
+    """Merge the splits' results, one query head per program; grid (sequences, KV heads, G); out (B, HKV * G, D)."""
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     g = tl.program_id(2)
     s = tl.arange(0, S)
@@ -102,11 +103,11 @@ def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.
 def rope_write(
     qkv, cosine, sine, position, slot, q, k, v, layer, v_off, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr
 ):
-    """Apply rotary embedding to a token's heads; write K and V to their place in paged KV; grid (tokens, HQ + HKV).
+    """Apply rotary embedding to a token's heads, and write its K and V to paged KV; grid (tokens, HQ + HKV).
 
     Shapes: qkv (tokens, HQ + 2 HKV, D); cosine and sine (positions, D / 2), fp32; q (tokens, HQ, D). `slot`, int64
-    (tokens,), is the offset, in elements, from `k` to the token's K in the first layer. Where it is below 0, K and V
-    are not written. If K and V lie in the same pages, pass `k` as `v` too.
+    (tokens,), is the offset, in elements, from `k` to the token's K in the first layer. If it is negative, K and V are
+    not written. If K and V are in the same pages, pass `k` as `v` too.
     """
     t = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
@@ -147,7 +148,7 @@ def silu_mul(both, out, F: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def gather(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy pieces of N int64 words at `offset` (in words) of src to dst, packed; grid (pieces, N / BLOCK)."""
+    """Copy pieces of N int64 words from `offset` (in words) of src to dst, packed; grid (pieces, N / BLOCK)."""
     p = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(offset + p)
@@ -165,7 +166,10 @@ def scatter(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def where(out, spin_ns, N: tl.constexpr):
-    """Store the SM of each program. Each first waits `spin_ns` (int64 tensor), so that all programs run at once."""
+    """Store the number of the SM on which each program runs.
+
+    Each program first waits `spin_ns` nanoseconds (int64 tensor), so that all programs run at the same time.
+    """
     now = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     end = now + tl.load(spin_ns)
     while now < end:
@@ -176,23 +180,23 @@ def where(out, spin_ns, N: tl.constexpr):
 
 @jit
 def touch(x):
-    """Add 1 to a single number: the smallest kernel."""
+    """Add 1 to a single number. This is the smallest kernel."""
     tl.store(x, tl.load(x) + 1)
 
 
 @jit
 def peek(base, offset, out):
-    """Read one int64 word at `offset` (int64 tensor, in words) from `base`, even where nothing is mapped."""
+    """Read one int64 word at `offset` (int64 tensor, in words) from `base`, even if no memory is mapped there."""
     tl.store(out, tl.load(base + tl.load(offset)))
 
 
 @jit
 def volley(mine, other, rounds, cap, bad, SERVES: tl.constexpr):
-    """Pass a counter to and fro by polling, with a second copy of this kernel on a disjoint partition.
+    """Pass a counter to and fro by polling, between two copies of this kernel on disjoint partitions.
 
-    `mine` and `other` are int32 flags that only rise; `rounds` and `cap` are int32 tensors. The copy with SERVES begins
-    each round. A wait gives up after `cap` polls, and all later waits give up at once. `bad` counts the rounds that
-    gave up.
+    `mine` and `other` are int32 flags that only increase; `rounds` and `cap` are int32 tensors. The copy with SERVES
+    begins each round. A wait gives up after `cap` polls, and all later waits give up at once. `bad` counts the rounds
+    in which a wait gave up.
     """
     n = tl.load(rounds)
     most = tl.load(cap)

@@ -1,7 +1,8 @@
-"""The law of rounds: how much longer steps of several lanes take on one GPU. Plain Python, without torch.
+"""The law of rounds: how much longer steps take when several lanes run on one GPU. Plain Python, without torch.
 
-A lane is one model's steps. Kernels of lanes on the same SMs take turns: a turn is one layer of prompts, or some layers
-of decode. Lanes on disjoint partitions share clocks, cache and memory bandwidth. `Rounds` has the constants of a card.
+A lane is a stream of steps of one model. Kernels of lanes on the same SMs take turns. In its turn, a lane computes one
+layer of a prefill, or a fixed number of layers of a decode. Lanes on disjoint partitions of the SMs share clocks, cache
+and memory bandwidth. `Rounds` has the constants of a card.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ SWEEPS = 3  # iterations that the fixed point of which lanes are present takes
 
 
 class Lane(NamedTuple):
-    """A lane as it is when it runs alone on its SMs; `duty` and `bandwidth` are fractions of 1."""
+    """The properties of a lane that runs alone on its SMs; `duty` and `bandwidth` are fractions of 1."""
 
     layer_s: float  # GPU seconds of a layer
     prompts: bool  # its steps hold prompts: large GEMMs that fill the SMs
@@ -23,7 +24,7 @@ class Lane(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Constants of the law of rounds for a card; the default values are those of an H200."""
+    """The constants of the law of rounds for a card; the defaults are those of an H200."""
 
     passes: float = 2.0  # layers of decode in a turn, where a layer of prompts is one
     decode_fill: float = 0.80  # decode kernels keep this share of the GPU's time from others
@@ -33,7 +34,7 @@ class Rounds(NamedTuple):
 
 
 def slowdown(lanes: Sequence[Lane], rounds: Rounds = Rounds()) -> list[float]:  # noqa: B008 - immutable
-    """Return each lane's slowdown: the seconds of its step beside the other lanes, divided by its seconds alone."""
+    """Return each lane's slowdown: the seconds of its step when all lanes run, divided by its seconds alone."""
     turn = [1.0 if lane.prompts else rounds.passes for lane in lanes]
     fill = [rounds.prompt_fill if lane.prompts else rounds.decode_fill for lane in lanes]
     slow = [1.0] * len(lanes)

@@ -1,4 +1,4 @@
-"""A small Llama over paged KV: weights, pools of pages, attention, steps of decode and prefill."""
+"""A small Llama with paged KV: weights, pools of pages, attention, decode and prefill steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG2E = 1.4426950408889634
 
 
 class Dims(NamedTuple):
-    """A Llama's dimensions, from the public configuration."""
+    """The dimensions of a Llama, from its public configuration."""
 
     name: str
     layers: int
@@ -32,7 +32,7 @@ class Dims(NamedTuple):
 
     @property
     def token(self) -> int:
-        """The elements of K that a token has in a layer; V has as many."""
+        """The number of elements of K for one token in one layer; V has as many."""
         return self.kv * self.d
 
     @property
@@ -56,7 +56,7 @@ class Dims(NamedTuple):
         }
 
     def weight_bytes(self) -> int:
-        """Return the bytes of `weights`."""
+        """Return the total bytes of the tensors that `weights` returns."""
         return rig.BF16 * sum(prod(shape) for _, shape in _plan(self))
 
 
@@ -75,7 +75,7 @@ def _plan(m: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def weights(m: Dims, blob: Tensor) -> dict[str, Tensor]:
-    """Return the weights by name, as views of one flat blob, in the order in which layers run."""
+    """Return the weights by name, as views of one flat blob, in the order in which the model uses them."""
     out, first = {}, 0
     for name, shape in _plan(m):
         out[name] = blob[first : first + prod(shape)].view(shape)
@@ -85,7 +85,7 @@ def weights(m: Dims, blob: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Kv:
-    """A pool of KV pages, each laid out as `[layer][K, V][tokens][kv heads][d]`, in the flat bf16 tensor `data`."""
+    """A pool of KV pages in the flat bf16 tensor `data`; a page's layout is `[layer][K, V][tokens][kv heads][d]`."""
 
     m: Dims
     data: Tensor
@@ -103,7 +103,10 @@ class Kv:
         return self.tokens * self.m.token
 
     def table(self, rows: int, ctx: int, block: int, seed: int = 0) -> Tensor:
-        """Return a block table of `rows` sequences of `ctx` tokens on shuffled pages; int32, in units of 256 bytes."""
+        """Return a block table of `rows` sequences of `ctx` tokens on pages in random order.
+
+        It is int32, in units of 256 bytes. `block` is the number of tokens in a block.
+        """
         each = -(-ctx // self.tokens)
         if rows * each * self.stride > self.data.numel():
             raise ValueError(
@@ -119,18 +122,18 @@ class Kv:
         return (out // kernels.UNIT).to(torch.int32).to(self.data.device)
 
     def slots(self, table: Tensor, position: Tensor, block: int) -> Tensor:
-        """Return where K of each row's token at `position` is stored in the first layer: int64 offsets in elements."""
+        """Return the place of the first layer's K of each row's token at `position`, as int64 offsets in elements."""
         held = table.gather(1, (position // block).view(-1, 1).long()).view(-1).long()
         return held * kernels.UNIT + (position % block).long() * self.m.token
 
 
 def page_tokens(m: Dims, page: int, block: int) -> int:
-    """Return the tokens that a page of `page` bytes holds, rounded down to whole blocks."""
+    """Return the number of tokens that fit in a page of `page` bytes, rounded down to whole blocks of tokens."""
     return page // m.kv_bytes // block * block
 
 
 def pool(m: Dims, *needs: tuple[int, int], page: int = 0, block: int = 64) -> Kv:
-    """Allocate KV in plain memory, enough for any one of `needs`: (sequences, tokens of each)."""
+    """Allocate KV in plain memory, enough for the largest of `needs`: pairs of (sequences, tokens of each sequence)."""
     page = page or rig.LARGE
     each = page_tokens(m, page, block)
     count = max(rows * -(-ctx // each) for rows, ctx in needs)
@@ -138,9 +141,9 @@ def pool(m: Dims, *needs: tuple[int, int], page: int = 0, block: int = 64) -> Kv
 
 
 def splits(rows: int, kv: int, on_sms: int) -> int:
-    """Return the number of splits of KV with which each SM gets two programs of decode attention.
+    """Return the number of splits of KV for which each SM gets at least two programs of decode attention.
 
-    It is the least such power of two, but at most 32.
+    It is the smallest such power of two, but at most 32.
     """
     n = 1
     while n < 32 and rows * kv * n < 2 * on_sms:
@@ -149,7 +152,10 @@ def splits(rows: int, kv: int, on_sms: int) -> int:
 
 
 class Attend:
-    """Decode attention of `rows` sequences of `ctx` tokens: static tensors, launched by `run(layer)`."""
+    """Decode attention of `rows` sequences of `ctx` tokens on static tensors, launched by `run(layer)`.
+
+    The addresses of static tensors do not change.
+    """
 
     def __init__(
         self, kv: Kv, rows: int, ctx: int, on_sms: int, block: int = 64, stages: int = 7, split: int = 0
@@ -164,7 +170,7 @@ class Attend:
         self.out = torch.empty_like(self.q)
 
     def run(self, layer: int) -> None:
-        """Compute the attention of `q` in one layer into `out`."""
+        """Compute attention of the queries `q` in one layer, and write the result to `out`."""
         m, rows = self.kv.m, self.q.shape[0]
         group, padded = m.heads // m.kv, 16
         kernels.decode[(rows, m.kv, self.splits)](
@@ -178,7 +184,7 @@ class Attend:
 
 
 def reference(a: Attend, layer: int) -> Tensor:
-    """Compute what `a.run(layer)` should give, in fp32 by torch."""
+    """Return the result that `a.run(layer)` should have, computed in fp32 by torch."""
     m, kv, out = a.kv.m, a.kv, []
     inside = torch.arange(a.block, device=a.q.device)[:, None] * m.token + torch.arange(m.token, device=a.q.device)
     for row, n in enumerate(a.ctx.tolist()):
@@ -200,9 +206,9 @@ def rotary(d: int, positions: int) -> tuple[Tensor, Tensor]:
 
 
 class Model:
-    """A Llama that runs whole steps over static buffers.
+    """A Llama that runs whole steps on buffers with fixed addresses.
 
-    If `layers` is given, it has only that many layers, and its times must be scaled up.
+    If `layers` is given, it has only that many layers, and its times must be scaled up to the whole model.
     """
 
     def __init__(self, m: Dims, blob: Tensor | None = None, layers: int | None = None) -> None:
@@ -224,7 +230,7 @@ class Model:
 
 
 class Layers:
-    """The common part of decode and prefill: static activations of `rows` tokens, and all kernels except attention."""
+    """The common part of decode and prefill: buffers for `rows` tokens, and all kernels except attention."""
 
     def __init__(self, model: Model, rows: int) -> None:
         m, self.model, self.rows = model.m, model, rows
@@ -239,12 +245,12 @@ class Layers:
         self.block = triton.next_power_of_2(m.hidden)
 
     def norm(self, add: Tensor, weight: Tensor) -> None:
-        """Set x += add and y = norm of x."""
+        """Set x += add, and y = RMS norm of x times weight."""
         m = self.model.m
         kernels.add_norm[(self.rows,)](self.x, add, weight, self.y, H=m.hidden, BLOCK=self.block, num_warps=8)
 
     def rope(self, position: Tensor, slot: Tensor, k: Tensor, v: Tensor, layer: int, v_off: int) -> None:
-        """Rotate q and K; write K and V to their place."""
+        """Apply rotary embedding to q and K; write K and V to the tensors `k` and `v` at `slot`."""
         m = self.model.m
         cosine, sine = rotary(m.d, 1 << 14)
         kernels.rope_write[(self.rows, m.heads + m.kv)](
@@ -252,20 +258,20 @@ class Layers:
         )
 
     def activate(self) -> None:
-        """Set act = silu(gate) * up."""
+        """Set act = silu(gate) * up, the activation of the feed-forward block."""
         m = self.model.m
         kernels.silu_mul[(self.rows, -(-m.ffn // 1024))](self.both, self.act, F=m.ffn, BLOCK=1024, num_warps=4)
 
     def project(self, name: str, x: Tensor, out: Tensor) -> None:
-        """Compute out = x @ weight^T."""
+        """Compute out = x @ weight^T, with the weight matrix called `name`."""
         torch.mm(x, self.model.w[name].t(), out=out)
 
     def attention(self, layer: int) -> Tensor:
-        """Compute attention's output, (rows, heads * d), from qkv."""
+        """Compute the output of attention in a layer, (rows, heads * d), from the buffer `qkv`."""
         raise NotImplementedError
 
     def body(self) -> None:
-        """Compute the last layer's normalised output from token ids."""
+        """Compute all layers from token ids; the result, after the final norm, is in the buffer `y`."""
         m, w = self.model.m, self.model.w
         torch.index_select(w["embedding"], 0, self.ids, out=self.x)
         self.out.zero_()
@@ -280,11 +286,11 @@ class Layers:
         self.norm(self.out, w["norm"])
 
     def write(self, layer: int) -> None:
-        """Rotate q and K; write K and V to where attention reads them."""
+        """Apply rotary embedding to q and K; write K and V to the tensors that attention reads."""
         raise NotImplementedError
 
     def small(self) -> None:
-        """Run the kernels of a layer that are neither a GEMM nor attention: two norms, `write`, activation."""
+        """Run the small kernels of a layer, which are neither GEMM nor attention: two norms, `write`, activation."""
         self.norm(self.out, self.model.w["0.norm1"])
         self.write(0)
         self.norm(self.out, self.model.w["0.norm2"])
@@ -292,7 +298,7 @@ class Layers:
 
 
 class Decode(Layers):
-    """The buffers of a decode step, which computes one token of each row."""
+    """The buffers of a decode step, which computes one token of each of several sequences."""
 
     def __init__(self, model: Model, a: Attend) -> None:
         super().__init__(model, a.q.shape[0])
@@ -302,7 +308,7 @@ class Decode(Layers):
         self.logits = torch.empty(self.rows, model.m.vocab, dtype=torch.bfloat16, device=rig.DEVICE)
 
     def write(self, layer: int) -> None:
-        """Rotate q and K, and write K and V to the pages of the sequences."""
+        """Apply rotary embedding to q and K, and write K and V to the pages of the sequences."""
         kv = self.a.kv
         self.rope(self.position, self.slot, kv.data, kv.data, layer * kv.layer, kv.v_off)
 
@@ -322,7 +328,7 @@ class Decode(Layers):
 class Prefill(Layers):
     """The buffers of the prefill of one prompt without a cached prefix.
 
-    K and V are written twice: to scratch, where torch's attention reads them, and to pages.
+    K and V are written twice: to scratch memory, from which torch's attention reads them, and to pages.
     """
 
     def __init__(self, model: Model, tokens: int, backend: str) -> None:
@@ -336,7 +342,7 @@ class Prefill(Layers):
         self.logits = torch.empty(1, m.vocab, dtype=torch.bfloat16, device=rig.DEVICE)
 
     def attend(self, tokens: int | None = None) -> Tensor:
-        """Compute causal attention of the prompt, or of its first tokens, over itself."""
+        """Compute causal attention of the prompt, or of its first `tokens` tokens, over itself."""
         q, k, v = (x[:tokens].unsqueeze(0).transpose(1, 2) for x in (self.q, self.k, self.v))
         with sdpa_kernel(self.backend):
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -349,12 +355,12 @@ class Prefill(Layers):
         return self.attend()
 
     def write(self, layer: int) -> None:
-        """Rotate q and K, and write K and V to scratch, which all layers share."""
+        """Apply rotary embedding to q and K, and write K and V to scratch memory, which all layers share."""
         del layer
         self.rope(self.position, self.slot, self.k, self.v, 0, 0)
 
     def step(self, _: int = 0) -> None:
-        """Prefill the prompt and compute the logits after it."""
+        """Prefill the prompt, and compute the logits after its last token."""
         self.body()
         torch.mm(self.y[-1:], self.model.w["head"].t(), out=self.logits)
 
@@ -362,7 +368,7 @@ class Prefill(Layers):
 class Mixed(Prefill):
     """The buffers of a step that prefills a prompt and decodes one token of each of several sequences.
 
-    K and V of the prompt and of the decoded tokens are written to scratch.
+    K and V of the prompt and of the decoded tokens are written to scratch memory.
     """
 
     def __init__(self, model: Model, tokens: int, a: Attend) -> None:

@@ -1,4 +1,4 @@
-"""Probes of memory: driver pages, pinning and copies, eviction, KV swap, unmapping beside others' kernels."""
+"""Probes of memory: driver pages, pinning and copies, eviction, KV swap, changes of mappings while kernels run."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def clocked(call: Callable[[], Any]) -> float:
 def vmm(box: Box) -> Iterator[Sample]:
     """Time each driver call that reserves or maps memory, by page size.
 
-    Then try to map a handle from an offset, which some drivers refuse. Also time Python code while another thread maps
-    pages.
+    Then map a handle from an offset, which some drivers refuse. Finally, measure the speed of Python code while another
+    thread maps pages.
     """
     if box.todo("reserve", size=64 * GIB):
         spans: list[int] = []
@@ -87,7 +87,7 @@ def paged(size: int, count: int) -> Iterator[Sample]:
 
 
 def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
-    """Time a call that this driver may refuse; the sample also names the error of a refusal."""
+    """Time a call that this driver may refuse; after a refusal, the sample also has the name of the error."""
     begun, name = time.perf_counter(), ""
     try:
         call()
@@ -97,9 +97,9 @@ def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
 
 
 def beside_a_thread() -> float:
-    """Return how fast this thread runs Python while another thread maps pages, relative to its speed alone.
+    """Return the speed of Python code in this thread while another thread maps pages, divided by its speed alone.
 
-    It is near 1 if the calls that map do not hold Python's lock.
+    It is near 1 if the driver calls that map do not hold Python's interpreter lock.
     """
 
     def count(until: Callable[[], bool]) -> float:
@@ -130,15 +130,16 @@ def beside_a_thread() -> float:
 
 
 class Locked:
-    """Pinned host memory in pieces of 1 GiB, kept for the probes that follow."""
+    """Pinned host memory in pieces of 1 GiB, which is kept for later probes."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[mmap.mmap, int]] = []
 
     def grow(self, count: int) -> tuple[float, list[float]]:
-        """Hold at least `count` pieces; return the seconds to touch the new ones, and those to pin each.
+        """Make sure that there are at least `count` pieces; add the missing ones.
 
-        Raises RuntimeError where the host has too little memory.
+        Return the total seconds to touch the new pieces, and the seconds to pin each of them. Raises RuntimeError if
+        the host has too little memory.
         """
         if count * GIB > RAM * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise RuntimeError(f"the host has too little memory to lock {count} GiB")
@@ -153,9 +154,9 @@ class Locked:
         return touched, taken
 
     def chunks(self, nbytes: int, size: int = CHUNK) -> list[tuple[int, int, int]]:
-        """Split a blob into chunks; return (host address, offset in the blob, bytes) of each.
+        """Split a blob into chunks; return (host address, offset in the blob, bytes) of each chunk.
 
-        The blob is stored from the first piece on; pieces that are lacking are added.
+        The blob begins at the first piece; missing pieces are added.
         """
         self.grow(-(-nbytes // GIB))
         out, first = [], 0
@@ -167,7 +168,7 @@ class Locked:
 
 
 def piece() -> tuple[mmap.mmap, int]:
-    """Map a GiB of memory, in large pages where the kernel has them, and touch it; return it and its address."""
+    """Map a GiB of host memory, in large pages if possible, and touch it; return the memory and its address."""
     memory = mmap.mmap(-1, GIB)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -180,19 +181,19 @@ LOCKED = Locked()
 
 
 def upload(dst: int, nbytes: int, stream: Any, size: int = CHUNK) -> None:
-    """Copy locked memory to the device, in chunks."""
+    """Copy `nbytes` from the locked host memory to the device address `dst`, in chunks."""
     for host, offset, n in LOCKED.chunks(nbytes, size):
         driver.to_device(dst + offset, host, n, stream.cuda_stream)
 
 
 def download(src: int, nbytes: int, stream: Any, size: int = CHUNK) -> None:
-    """Copy from the device to locked memory, in chunks."""
+    """Copy `nbytes` from the device address `src` to the locked host memory, in chunks."""
     for host, offset, n in LOCKED.chunks(nbytes, size):
         driver.to_host(host, src + offset, n, stream.cuda_stream)
 
 
 def rounds(stream: Any, work: Callable[[], None], n: int = 3) -> list[float]:
-    """Run `work` n times on a stream; return the device seconds of each time."""
+    """Call `work`, which enqueues work on a stream, n times; return the device seconds of each call."""
     out = []
     for _ in range(n):
         a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -207,7 +208,7 @@ def rounds(stream: Any, work: Callable[[], None], n: int = 3) -> list[float]:
 def copies(box: Box) -> Iterator[Sample]:
     """Time pinning by two methods, then copies by chunk size.
 
-    Copies are timed in each direction alone, in both directions at once, and beside a decode.
+    Copies are timed in each direction alone, in both directions at once, and at the same time as a decode step.
     """
     yield from pinning(box)
     LOCKED.grow(8)
@@ -228,9 +229,9 @@ def copies(box: Box) -> Iterator[Sample]:
 
 
 def pinning(box: Box) -> Iterator[Sample]:
-    """Time the pinning of memory that exists already, and the allocation of pinned memory.
+    """Time two ways to get pinned memory: pinning memory that exists already, and allocating pinned memory.
 
-    The memory that existed already stays pinned for the probes that follow.
+    The memory of the first way stays pinned for later probes.
     """
     if box.todo("pin", method="register"):
         touched, taken = LOCKED.grow(8)
@@ -243,7 +244,7 @@ def pinning(box: Box) -> Iterator[Sample]:
 
 
 def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float]:
-    """Copy a GiB to the device and another GiB to the host at once, in three rounds.
+    """Copy a GiB to the device and another GiB to the host at the same time, in three rounds.
 
     Return the seconds of each round, until both copies end.
     """
@@ -264,7 +265,7 @@ def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float
 
 
 def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
-    """Time decode steps of the 3B alone, beside copies to the device, and beside copies to the host."""
+    """Time decode steps of the 3B model alone, during copies to the device, and during copies to the host."""
     m, ctx = llama.DIMS["3B"], 1024
     model, p = llama.Model(m), rig.whole()
     decode = model.decode(llama.pool(m, (rows, ctx)), rows, ctx, p.sms)
@@ -284,7 +285,7 @@ def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
 
 
 def evict(box: Box) -> Iterator[Sample]:
-    """Evict an 8B and restore it at the same addresses; time each part, and compare its logits bit by bit."""
+    """Evict an 8B model and restore it at the same addresses; time each part, and compare its logits bit by bit."""
     m, page = llama.DIMS["8B"], rig.LARGE
     pages = rig.Pages(-(-m.weight_bytes() // page), page)
     if 2 * pages.size > rig.free_bytes():
@@ -344,7 +345,7 @@ def evict(box: Box) -> Iterator[Sample]:
 def overwritten(handles: Sequence[Any], other: rig.Pages, seed: int) -> list[Any]:
     """Overwrite the pages of handles with random numbers, so that a restore must bring back all data.
 
-    The pages are mapped at addresses of `other` meanwhile. Return the handles.
+    The pages are mapped at addresses of `other` while they are overwritten. Return the handles.
     """
     for i, handle in enumerate(handles):
         other.put(i, handle)
@@ -360,7 +361,8 @@ def overwritten(handles: Sequence[Any], other: rig.Pages, seed: int) -> list[Any
 def swap(box: Box) -> Iterator[Sample]:
     """Time moving a request's KV to the host and back in three ways.
 
-    Pieces are gathered into one buffer and copied together, or copied as a batch, or whole pages are copied.
+    The first way gathers the pieces into one buffer and copies that. The second copies the pieces as a batch in one
+    call. The third copies whole pages.
     """
     m, block = llama.DIMS["8B"], 64
     kv = llama.pool(m, (1, 16384))
@@ -424,9 +426,9 @@ def swap(box: Box) -> Iterator[Sample]:
 
 
 def unmap(box: Box) -> Iterator[Sample]:
-    """Time decode steps of one model while a thread maps, unmaps or creates pages of another.
+    """Time decode steps of one model while a thread maps, unmaps or creates pages that the model does not use.
 
-    The two share nothing but the device.
+    The pages and the model share only the device.
     """
     m, ctx = llama.DIMS["1B"], 1024
     model, p = llama.Model(m), rig.whole()
@@ -471,7 +473,10 @@ def unmap(box: Box) -> Iterator[Sample]:
 
 
 def hole(box: Box) -> Iterator[Sample]:
-    """Read a mapped address, then an unmapped one, and record the device's error. It leaves this process unusable."""
+    """Read a mapped address, then an unmapped one, and record the device's error.
+
+    After that, this process cannot use the device any more.
+    """
     del box
     pages = rig.Pages(2)
     pages.put(0, driver.create(pages.page))

@@ -1,11 +1,11 @@
 """The order of the measurements on a card (`probe/ORDER.md`); `make gpu` prints the next step.
 
-    python -m probe.order                 # what is next
-    python -m probe.order --call 1        # run the steps of a call that are not done, each under its limit
+    python -m probe.order                 # print the next step
+    python -m probe.order --call 1        # run the steps of a call that are not done, each with its time limit
 
-Every step is a command of its own and leaves one synced line in results/order.jsonl; a second call resumes. With
-DEVICE=cpu the same commands run without a card: duels take the times that the law of rounds predicts, and the simulator
-stands in for servers. Steps that measure servers are left out.
+Every step is a separate command, and adds one synced line to results/order.jsonl, so a second call resumes. With
+DEVICE=cpu the same commands run without a card. The times of duels are then those that the law of rounds predicts, and
+the simulator stands in for servers. Steps that measure servers are left out.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2 --drop-streams m2,m3"  # the tr
 
 
 class Step(NamedTuple):
-    """A step of the order in which a card is measured: a command with a time limit.
+    """A step in the order of measurements of a card: a command with a time limit.
 
-    In the command, {python}, {engine}, {devices}, {gpu} and {out} stand for values of this machine.
+    The words {python}, {engine}, {devices}, {gpu} and {out} in the command are replaced by values of this machine.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Step(NamedTuple):
 
 
 def ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: str = "") -> str:
-    """Return the command by which systems serve the campaign's requests at `rate` times their rate."""
+    """Return the command with which systems serve the campaign's requests, at `rate` times their original rate."""
     compare = f"{{python}} -m harness compare --engine {engine} --gpu {{gpu}} --models {models} {RAMP}"
     return f"{compare} --systems {systems} --rate-scale {rate} {JUDGED}{more}"
 
 
 def devices(systems: str, gpus: int, lengths: str, served: int, rate: int) -> str:
-    """Return the command by which systems serve four Llamas on engine torch, `rate` requests/s a model."""
+    """Return the command with which systems serve four Llamas on engine torch, at `rate` requests/s for each model."""
     compare = f"{{python}} -m harness compare --engine {{devices}} --gpu {{gpu}} --gpus {gpus} --models {FOUR}"
     trace = f"aegaeon-like+rate_rps=1+lengths={lengths}+max_tokens={served}"
     return f"{compare} --systems {systems} --trace {trace} --served {served} --rate-scale {rate} {SHORT} {SOON}"
@@ -89,9 +89,9 @@ STEPS = (
 
 
 def card() -> str:
-    """Return the kind of the first card: the first word of its name that is no brand; "" without a card.
+    """Return the kind of the first card: the first word of its name that is not a brand; "" without a card.
 
-    It is h200 for "NVIDIA H200".
+    For "NVIDIA H200" it is h200.
     """
     if (tool := shutil.which("nvidia-smi")) is None:
         return ""
@@ -117,7 +117,10 @@ def done(out: Path) -> set[str]:
 
 
 def run(steps: Sequence[Step], out: Path, seconds: float, device: str) -> Iterator[dict[str, Any]]:
-    """Run the steps that are not done, within `seconds` in all; write a line on each to the journal, and yield it."""
+    """Run the steps that are not done, within `seconds` in total.
+
+    Write one line about each step to the journal, and yield this line.
+    """
     out.mkdir(parents=True, exist_ok=True)
     end_s, ended = time.monotonic() + seconds, done(out)
     (out / "order").mkdir(exist_ok=True)
@@ -140,9 +143,9 @@ def run(steps: Sequence[Step], out: Path, seconds: float, device: str) -> Iterat
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the next step, or run the steps of a call.
+    """Print the next step or, with `--call`, run the steps of that call.
 
-    Return 1 if a step failed or was late, else 0.
+    Return 1 if a step failed or exceeded its time limit, else 0.
     """
     parser = argparse.ArgumentParser("probe.order", description=__doc__.split("\n")[0])
     parser.add_argument("--call", type=int, choices=sorted({step.call for step in STEPS}))

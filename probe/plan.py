@@ -1,4 +1,4 @@
-"""The probes in their order; those that may fault or hang come last, each in a process of its own."""
+"""The probes in their order; those that may fault or hang come last, each in its own process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Probe:
     """A probe: the generator `name(box)` of `module`.
 
-    It is asked to stop after `box_s` seconds, and stopped by force `grace_s` seconds later.
+    The probe is asked to stop after `box_s` seconds. If it is still running `grace_s` seconds later, it is killed.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of probes, and the module `rig` that their workers load.
+    """A list of probes, and the module `rig` that their workers load.
 
     The function `hello` of that module returns the facts of the machine, and `tidy` cleans up between two probes.
     """

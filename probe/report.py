@@ -1,4 +1,4 @@
-"""The report of raw.jsonl: a README of what was expected and measured."""
+"""The report on raw.jsonl: a README with the expected and the measured results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = 60e6  # bytes; smaller kernels mostly take their launch
 
 
 class Book:
-    """The samples of a folder. If several have equal parameters, only the latest counts."""
+    """The samples of a folder. Of samples with equal parameters, only the latest one counts."""
 
     def __init__(self, samples: Iterable[Line]) -> None:
         self.samples = [line for line in samples if "quantity" in line]
@@ -47,12 +47,12 @@ def read(folder: Path) -> Book:
 
 
 def rate(line: Line, of: str = "bytes") -> float:
-    """Return the bytes or FLOPs per second of a sample, at its median time."""
+    """Return the rate of a sample: its fact `of` (bytes or FLOPs), divided by its median seconds."""
     return float(line["facts"][of] / line["seconds"])
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """Format the least and the largest value, or one of them if both look alike; "" for no values."""
+    """Format the smallest and the largest value, or just one if both have the same text; "" for no values."""
     if not values:
         return ""
     low, high = form(min(values)), form(max(values))
@@ -157,7 +157,7 @@ def _step(book: Book) -> Found:
 
 
 def _duels(row: str, book: Book) -> Found:
-    """List the results of a row of duels: seconds of builds, kernels of timelines, and slow-downs of a cell's lanes."""
+    """List the results of a row of duels: slowdowns of a cell's lanes, seconds of builds, kernels of timelines."""
     for line in book.all("build") if row == "graphs" else ():
         yield line["at"]["work"], f"{line['seconds']:.1f} s"
     for line in book.all("timeline", row=row):
@@ -241,9 +241,10 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
 
 
 class Duel(NamedTuple):
-    """A cell of lanes that ran at once.
+    """A cell of lanes that ran at the same time, with medians over rounds.
 
-    It has the seconds of each lane's unit beside the other lanes and alone, both as medians over rounds.
+    `seconds` has the seconds of each lane's unit next to the other lanes. `alone_s` has those of the same lane alone on
+    the same SMs, without gaps.
     """
 
     row: str
@@ -262,18 +263,18 @@ class Duel(NamedTuple):
 
     @property
     def slow(self) -> list[float]:
-        """The slow-down of each lane: the seconds of its unit beside the others, divided by those alone.
+        """The slowdown of each lane: the seconds of its unit next to the other lanes, divided by those alone.
 
-        Both times include the lane's gap.
+        Both times include the lane's gap between units.
         """
         every = zip(self.seconds, self.alone_s, self.works, strict=True)
         return [s / (alone_s + 1e-3 * work.gap_ms) for s, alone_s, work in every]
 
 
 def duelled(book: Book) -> list[Duel]:
-    """Return every measured cell of two or more lanes, and the pairs of the earlier probe `interfere`.
+    """Return every measured cell of two or more lanes, and the pairs that the earlier probe `interfere` measured.
 
-    A cell is left out if it was cut off, or if one of its lanes was not measured alone.
+    A cell is left out if its measurement was cut off, or if one of its lanes was not measured alone.
     """
     cells: dict[tuple[str, ...], dict[int, list[Line]]] = {}
     for line in book.all("lane"):
@@ -302,7 +303,7 @@ def duelled(book: Book) -> list[Duel]:
 
 
 class Act(NamedTuple):
-    """An act of the earlier probe `interfere` on an 8B, expressed as `Work`, with the layers and bytes of its unit."""
+    """An act of the earlier probe `interfere` on an 8B model, as a `Work`, with the layers and bytes of its unit."""
 
     work: Work
     layers: int
@@ -319,7 +320,8 @@ ACTS = {
 def _interfered(book: Book) -> Iterator[Duel]:
     """Yield the pairs that the earlier probe `interfere` measured, as duels.
 
-    The seconds of the second lane beside the first are a mean. Its seconds alone were measured on the first lane's SMs.
+    The first lane has median seconds. The second lane has mean seconds next to the first; its seconds alone were
+    measured on the first lane's SMs.
     """
     for line in book.all("unit", of="8B"):
         p = line["at"]
@@ -337,7 +339,10 @@ def _interfered(book: Book) -> Iterator[Duel]:
 
 
 def finding(book: Book) -> list[str]:
-    """Return a sentence on how long a decode step takes beside a prefill; an empty list if that was not measured."""
+    """Return Markdown on the slowdown of a decode step by a prefill, on all SMs and on split SMs.
+
+    Return an empty list unless both were measured.
+    """
     beside: dict[str, list[float]] = {}
     for duel in duelled(book):
         if tuple(work.act for work in duel.works) == ("decode", "prefill") and not any(w.priority for w in duel.works):
@@ -353,7 +358,7 @@ def finding(book: Book) -> list[str]:
 
 
 def parts(folder: Path, plan: Plan) -> list[str]:
-    """Return Markdown: a table of how each probe ended and what was expected, then what each has measured."""
+    """Return Markdown: a table with the end and the expected result of each probe, then the measured results."""
     known = list(lines(folder / RAW))
     book, out, measured = Book(known), ["| probe | ended | expected |", "|---|---|---|"], list[str]()
     for probe in plan.probes:
@@ -373,7 +378,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def write(folder: Path, plan: Plan) -> str:
-    """Write README.md of a folder; return its text, followed by a line that names the file."""
+    """Write the README.md of a folder; return its text, and after it a line with the name of the file."""
     calls = json.loads((folder / HOST).read_text(encoding="utf-8"))["calls"]
     host, path = calls[-1], folder / "README.md"
     packages = ", ".join(f"{name} {version}" for name, version in host.get("packages", {}).items())

@@ -1,6 +1,7 @@
 """The common base of probes: the machine's facts, partitions, graphs, clocks.
 
-Data is random, as zeros draw less power and take less time. Buffers that rotate are together larger than the L2 cache.
+Buffers contain random numbers, because zeros draw less power and take less time. Calls take turns on several buffers,
+which together are larger than the L2 cache.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ LARGE = 16 * MIB  # a page of KV or weights
 
 
 def short(name: str) -> str:
-    """Return the name of a GPU as a folder has it: "NVIDIA H200" becomes h200."""
+    """Return the name of a GPU as used for folders: "NVIDIA H200" becomes h200."""
     words = name.lower().replace("nvidia", " ").replace("/", " ").split()
     return "-".join(words) or "gpu"
 
 
 def hello() -> dict[str, Any]:
-    """Return the facts of the machine; raises where torch sees no device."""
+    """Return the facts of the machine. Raises an error if torch sees no device."""
     if not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} sees no CUDA device")
     torch.cuda.init()
@@ -70,7 +71,7 @@ def hello() -> dict[str, Any]:
 
 
 def tidy() -> None:
-    """Clean up between two probes; raises where the context is broken."""
+    """Clean up between two probes. Raises an error if a probe broke the CUDA context."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -78,7 +79,7 @@ def tidy() -> None:
 
 @cache
 def sms() -> int:
-    """Return the SMs of the card."""
+    """Return the number of SMs of the card."""
     return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
@@ -101,7 +102,7 @@ def random(numbers: int, scale: float = 0.02, seed: int = 0) -> Tensor:
 
 
 def noise(x: Tensor, scale: float = 0.02, seed: int = 0) -> Tensor:
-    """Fill a tensor with normal numbers, piece by piece."""
+    """Fill a tensor with normally distributed numbers, piece by piece."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
     for piece in x.view(-1).split(1 << 28):
         piece.normal_(0.0, scale, generator=generator)
@@ -109,7 +110,7 @@ def noise(x: Tensor, scale: float = 0.02, seed: int = 0) -> Tensor:
 
 
 def at(address: int, nbytes: int, dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Tensor:
-    """Return a flat tensor over memory that another owner allocated.
+    """Return a flat tensor over memory that something else has allocated.
 
     The address is not checked, so parts of the range may be unmapped.
     """
@@ -123,7 +124,7 @@ def at(address: int, nbytes: int, dtype: torch.dtype = torch.bfloat16, device: s
 
 
 class Part(NamedTuple):
-    """A stream, and the SMs that its kernels may use; `green` keeps the partition alive."""
+    """A partition: a stream, and the number of SMs that its kernels may use; `green` keeps the partition alive."""
 
     sms: int
     stream: Any
@@ -132,13 +133,13 @@ class Part(NamedTuple):
 
 @cache
 def whole(priority: int = 0, lane: int = 0) -> Part:
-    """Return a partition of all SMs; each `lane` and priority has a stream of its own."""
+    """Return a partition of all SMs; each pair of `lane` and priority has its own stream."""
     del lane
     return Part(sms(), torch.cuda.Stream(priority=priority))
 
 
 def on(resource: Any) -> Part:
-    """Create a partition from a resource of SMs, with a stream of its own."""
+    """Create a partition, with its own stream, from a resource of SMs."""
     dev = driver.device()
     context = driver.green(driver.describe(resource), dev)
     stream = torch.cuda.ExternalStream(driver.green_stream(context), device=torch.device("cuda", 0))
@@ -149,19 +150,19 @@ def on(resource: Any) -> Part:
 def pair(n: int) -> tuple[Part, Part]:
     """Return a partition of about n SMs, and a partition of the rest.
 
-    Both come from one split and share no SM. The rest may lack thread-block clusters.
+    Both come from one split and share no SM. Thread-block clusters may be impossible on the rest.
     """
     group, rest = driver.split(driver.all_sms(driver.device()), n)
     return on(group), on(rest)
 
 
 def part(n: int) -> Part:
-    """Return a partition of about n SMs, or of all SMs if the card has no more than n."""
+    """Return a partition of about n SMs, or of all SMs if the card has at most n."""
     return whole() if n >= sms() else pair(n)[0]
 
 
 def shares(counts: Sequence[int]) -> list[int]:
-    """Return the SM count of the whole card, followed by the smaller ones of `counts` in descending order."""
+    """Return the SM count of the whole card, then the counts below it in descending order."""
     return [sms(), *sorted((n for n in counts if n < sms()), reverse=True)]
 
 
@@ -182,9 +183,9 @@ def capture(stream: Any) -> Iterator[Any]:
 
 
 def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
-    """Return a CUDA graph of `calls` calls of `work(i)`. Calls before the capture keep compilation out of it.
+    """Return a CUDA graph of `calls` calls of `work(i)`; earlier calls compile its kernels before the capture.
 
-    A graph holds addresses, not tensors. So the graph keeps a reference to `work`, whose buffers it reads and writes.
+    A graph stores addresses, not tensors. So it also keeps a reference to `work`, to keep the buffers of `work` alive.
     """
     p.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(p.stream):
@@ -199,7 +200,7 @@ def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
 
 
 def replays(p: Part, graph: Any, n: int) -> list[float]:
-    """Return the seconds of n replays, back to back."""
+    """Return the seconds of each of n replays, which run back to back."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
     with torch.cuda.stream(p.stream):
         marks[0].record()
@@ -211,9 +212,9 @@ def replays(p: Part, graph: Any, n: int) -> list[float]:
 
 
 def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float = 0.1) -> list[float]:
-    """Return the seconds of one call of `work`, as measured in each replay of a graph of `calls` calls.
+    """Return the seconds of one call of `work`, measured by each replay of a graph of `calls` calls.
 
-    The first replays, which are cold, are left out.
+    The first replays are left out, because they are cold.
     """
     graph = graph_of(p, work, calls)
     probe = min(replays(p, graph, 3))
@@ -224,7 +225,7 @@ def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float
 
 
 def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
-    """Return how many buffers of `nbytes` together exceed the L2 cache, by the factor `CACHES`.
+    """Return the number of buffers of `nbytes` that are together `CACHES` times as large as the L2 cache.
 
     The number is at least `least` and at most `most`.
     """
@@ -235,9 +236,9 @@ def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
 
 
 class Pages:
-    """A range of addresses for `count` pages, whose memory handles may come and go; at the start nothing is mapped.
+    """A range of addresses for `count` pages; memory handles are mapped as pages and unmapped, at first none.
 
-    Triton asks the driver about the base pointer at each launch, so page 0 must be mapped then.
+    Triton asks the driver about the base address at each launch, so page 0 must be mapped then.
     """
 
     def __init__(self, count: int, page: int = 0) -> None:
@@ -247,7 +248,7 @@ class Pages:
         self.handles: dict[int, Any] = {}
 
     def put(self, i: int, handle: Any) -> None:
-        """Map a handle as page i; the device may not use the page before `open`."""
+        """Map a handle as page i; the device may not use the page before `open` is called."""
         driver.map_at(self.base + i * self.page, self.page, handle)
         self.handles[i] = handle
 
@@ -268,7 +269,7 @@ class Pages:
         return self
 
     def close(self) -> None:
-        """Unmap and release all pages, and give the addresses back."""
+        """Unmap and release all pages, and release the range of addresses."""
         torch.cuda.synchronize()
         for i in list(self.handles):
             driver.release(self.take(i))

@@ -1,4 +1,4 @@
-"""Probes of sharing: one host thread that drives many models, and hand-over between streams and partitions."""
+"""Probes of sharing: one host thread that runs many models, and the time of handing over between streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HAND = 1000  # hand-overs of a measurement
 def host(box: Box) -> Iterator[Sample]:
     """Run 1 to 8 models from one Python thread.
 
-    Time the thread's work per step, and the interval between two polls of the same model.
+    Time the thread's work for each step, and the interval between two polls of the same model.
     """
     m, rows, steps = llama.DIMS["1B"]._replace(layers=4), 8, 200
     blob = rig.random(m.weight_bytes() // rig.BF16)
@@ -65,7 +65,7 @@ def host(box: Box) -> Iterator[Sample]:
 
 
 def places() -> dict[str, tuple[rig.Part, rig.Part]]:
-    """Return two pairs of streams by name: `plain` on the whole card, and `split` on two disjoint partitions."""
+    """Return two pairs of streams: `plain` on the whole card, and `split` on two disjoint partitions of the SMs."""
     return {"plain": (rig.whole(0, 1), rig.whole(0, 2)), "split": rig.pair(64 if rig.sms() > 72 else 16)}
 
 
@@ -75,7 +75,7 @@ def hand(x: torch.Tensor) -> None:
 
 
 def events(box: Box) -> Iterator[Sample]:
-    """Time a dependency between two streams: in one graph, and by events that the host records (device seconds)."""
+    """Time a dependency between two streams, in device seconds: in one graph, and by events that the host records."""
     a, b = (torch.zeros(1, dtype=torch.int32, device=rig.DEVICE) for _ in range(2))
     hand(a)
     torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def events(box: Box) -> Iterator[Sample]:
         n = HAND // 4
 
         def chain(cross: bool, left: rig.Part = left, right: rig.Part = right) -> None:
-            """Launch n pairs of kernels in sequence; if `cross`, a pair uses both streams, else all use one."""
+            """Launch n pairs of kernels in sequence; with `cross`, a pair uses both streams, without it only one."""
             for _ in range(n):
                 with torch.cuda.stream(left.stream):
                     hand(a)
@@ -96,7 +96,7 @@ def events(box: Box) -> Iterator[Sample]:
                     left.stream.wait_stream(other.stream)
 
         def graph_s(cross: bool, left: rig.Part = left, chain: Callable[[bool], None] = chain) -> float:
-            """Return the device seconds of a chain as a graph, which is destroyed before the next one is captured."""
+            """Return the device seconds of a chain as a graph; destroy the graph before the next one is captured."""
             chain(cross)
             with rig.capture(left.stream) as graph:
                 chain(cross)
@@ -122,9 +122,9 @@ def events(box: Box) -> Iterator[Sample]:
 
 
 def memops(box: Box) -> Iterator[Sample]:
-    """Time a hand-over between two streams by memory words: one stream writes a word, and the other waits for it.
+    """Time a hand-over between two streams by words in memory: one stream writes a word, the other waits for it.
 
-    All operations are enqueued behind a gate before they run. Times are device seconds.
+    All operations are enqueued before a gate opens and lets them run. Times are device seconds.
     """
     words = torch.zeros(3 * 64, dtype=torch.int32, device=rig.DEVICE)  # apart by 256 bytes
     gate, ping, pong = (words.data_ptr() + 256 * i for i in range(3))
@@ -155,7 +155,7 @@ def memops(box: Box) -> Iterator[Sample]:
 
 
 def polling(box: Box) -> Iterator[Sample]:
-    """Time a hand-over by two kernels that poll each other's word, each on its partition (device seconds)."""
+    """Time a hand-over, in device seconds, between two kernels on two partitions that poll each other's word."""
 
     def word(value: int) -> torch.Tensor:
         return torch.full((64,), value, dtype=torch.int32, device=rig.DEVICE)

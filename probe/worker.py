@@ -1,7 +1,7 @@
-"""The child process: it runs the probes named on stdin, one after another, and sends samples up a pipe.
+"""The child process: it runs the probes named on stdin, one after another, and sends their samples through a pipe.
 
-A probe is a generator of samples; between two of them its time box is checked. A probe may end this process at worst,
-and then the parent still has all samples sent before.
+A probe is a generator of samples. After each sample, the time limit of the probe is checked. If a probe ends this
+process, the parent still has all samples that were sent before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Key = tuple[str, str]
 class Sample:
     """A measurement of `what`: repeated values in `unit`, under the conditions `params`.
 
-    `sms` is the number of SMs that it truly ran on; None if that does not matter.
+    `sms` is the number of SMs on which it really ran; None if that does not matter.
     """
 
     what: str
@@ -45,25 +45,25 @@ def sample(
     facts: Mapping[str, Value] | None = None,
     **params: Value,
 ) -> Sample:
-    """Return a `Sample` whose parameters are the keywords."""
+    """Return a `Sample` whose `params` are the keyword arguments."""
     many = [float(values)] if isinstance(values, int | float) else [float(v) for v in values]
     return Sample(what, many, unit, params, sms, facts)
 
 
 def key(what: str, params: Mapping[str, Any]) -> Key:
-    """Return the key that tells one measurement of a probe from another."""
+    """Return a key that identifies a measurement of a probe."""
     return what, json.dumps(dict(params), sort_keys=True)
 
 
 def _digits(value: float) -> float:
-    """Round to six digits, more than any clock here has."""
+    """Round a number to six digits, which is more than any clock here has."""
     return float(f"{value:.6g}")
 
 
 def record(probe: str, s: Sample) -> dict[str, Any]:
-    """Return a sample as a row of raw.jsonl, still without the time at which it was made.
+    """Return a sample as a row of raw.jsonl, without the time at which it was measured.
 
-    Measured seconds are stored as `seconds`, and anything else as a `value` with its `unit`.
+    Measured seconds are stored as `seconds`, and other quantities as a `value` with its `unit`.
     """
     v = sorted(s.values)
     middle, p95 = _digits(median(v)), _digits(quantiles(v, n=20, method="inclusive")[-1] if len(v) > 1 else v[0])
@@ -74,24 +74,24 @@ def record(probe: str, s: Sample) -> dict[str, Any]:
 
 
 class Box:
-    """A probe's time box: the seconds left, and the measurements that are done because an earlier call made them."""
+    """A probe's time limit: the seconds left, and the measurements that an earlier call has made."""
 
     def __init__(self, seconds: float, done: Iterable[Key] = ()) -> None:
         self._end, self._done = time.monotonic() + seconds, frozenset(done)
 
     def left_s(self) -> float:
-        """Return the seconds until the probe is to stop; negative once it should have."""
+        """Return the seconds until the probe should stop; negative if it should have stopped already."""
         return self._end - time.monotonic()
 
     def todo(self, what: str, **params: Value) -> bool:
-        """Tell whether this measurement is still to be made."""
+        """Tell whether this measurement must still be made."""
         return key(what, params) not in self._done
 
 
 def play(probe: str, module: str, box: Box, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Run a probe, send its samples as rows, and return the line on its end.
+    """Run a probe, send its samples as rows, and return the line that ends the probe.
 
-    Its `state` is `done`, `boxed` if the time box was over, or `raise` with the error as `why`.
+    Its `state` is `done`, or `boxed` if the time limit was reached, or `raise` with the error as `why`.
     """
     try:
         samples = find(module, probe, box)
@@ -106,13 +106,13 @@ def play(probe: str, module: str, box: Box, send: Callable[[dict[str, Any]], Non
 
 
 def find(module: str, name: str, box: Box) -> Iterator[Sample]:
-    """Return the samples of a probe, found by its module and name."""
+    """Return the samples of a probe, which is the function `name` of a module."""
     samples: Iterator[Sample] = getattr(importlib.import_module(module), name)(box)
     return samples
 
 
 def die_with_parent() -> None:
-    """Have Linux kill this worker when its parent ends, even if the worker hangs in the driver."""
+    """Ask Linux to kill this worker when its parent ends, even if the worker hangs in the driver."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -120,8 +120,8 @@ def die_with_parent() -> None:
 def main(rig: str, fd: int) -> None:
     """Serve as a worker: run the probes that lines of stdin ask for, and write rows to the descriptor `fd`.
 
-    It first sends the facts of the machine (`hello`), and "ready" before it reads each line. A line is a JSON object:
-    {"probe", "module", "box_s", "done"}.
+    The worker first sends the facts of the machine (`hello`). It sends "ready" before it reads each line. A line is a
+    JSON object: {"probe", "module", "box_s", "done"}.
     """
     die_with_parent()
     out = os.fdopen(fd, "w", buffering=1, encoding="utf-8")

@@ -1,11 +1,11 @@
 """Fit a card's cost table to measurements of `make gpu`: `bench calibrate results/h200`.
 
-The fit of a quantity starts from the committed quantity of the card's GPU kind. A few of its numbers are scaled to the
-measured rows first. Its correction factors then take up the remaining error (`grid.rescaled`). The table has the errors
-on the fitted rows, and separately those on the held-out rows. Held out are the GEMMs and prefill attention of the 3B
-model, decode attention at batches of 16, small kernels at 256 tokens, and partitions of about 48 SMs. If the rows of a
-quantity are too few, the table lacks it, and the committed quantity applies. Measured copy rates are printed but not
-written, because they belong to a GPU kind's specification, which a table does not replace.
+Each fit starts from the committed quantity of the card's GPU kind. First, a few numbers of this quantity are scaled to
+the measured rows. Then its correction factors take up the remaining error (`grid.rescaled`). The table stores the
+errors on the fitted rows, and separately the errors on the held-out rows. These rows are held out: GEMMs and prefill
+attention of the 3B model, decode attention at batches of 16, small kernels at 256 tokens, and partitions of about 48
+SMs. The table leaves out a quantity that has too few rows; the committed quantity then applies. Measured copy rates are
+only printed. They belong to the specification of a GPU kind, which a cost table does not replace.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SHAPES = {
 def table(folder: Path, kind: str | None = None) -> Table:
     """Fit a cost table to a folder of results of `make gpu`.
 
-    `kind` is the GPU kind; it is needed if the card's name does not begin with it. Raises UserError if the folder has
-    too few measurements, or if the GPU kind has no committed table to start from.
+    `kind` is the GPU kind; give it if the card's name does not begin with the name of a kind. Raises UserError if the
+    folder has too few measurements, or if the GPU kind has no committed table to start from.
     """
     rows = list({row.key: row for row in read(folder / RAW)}.values())  # the last of equal measurements
     if not rows:
@@ -56,9 +56,10 @@ def table(folder: Path, kind: str | None = None) -> Table:
     def add(
         op: str, some: Rows, names: Sequence[str], predicted: Callable[[Quantity, Rows], F8], at: Sequence[str]
     ) -> None:
-        """Refit one quantity to the rows `some`, or note that it has too few rows and the committed quantity applies.
+        """Refit one quantity to the rows `some`.
 
-        `at` names the features along the axes of its correction factors.
+        If there are too few rows, only note that the committed quantity applies. `names` are the numbers to scale. `at`
+        names one feature of the rows for each axis of the correction factors.
         """
         if (fitted := int((~some.out).sum())) < LEAST:
             notes.append(f"{op}: {fitted} measured rows, the committed table holds")
@@ -102,9 +103,9 @@ def table(folder: Path, kind: str | None = None) -> Table:
 
 
 def whole_rows(rows: Sequence[Measurement], spec: quantities.GpuSpec, what: str) -> Rows:
-    """Return the samples of one kernel on all SMs: `gemm`, `attention` (decode) or `prefill_attention`.
+    """Return the measured rows of one kernel on all SMs: `gemm`, `attention` (decode) or `prefill_attention`.
 
-    For `attention`, batches of 16 are held out. For the other kernels, the samples of the 3B model are held out.
+    For `attention`, rows at a batch of 16 are held out. For the other kernels, the rows of the 3B model are held out.
     """
     some = [row for row in _plain(rows, what) if row.facts["sms"] >= spec.sms]
     x, y = _features(what, some), seconds(some)
@@ -117,9 +118,9 @@ def whole_rows(rows: Sequence[Measurement], spec: quantities.GpuSpec, what: str)
 
 
 def small_rows(rows: Sequence[Measurement]) -> Rows:
-    """Return the samples of a layer's kernels that are neither GEMM nor attention; those of 256 tokens are held out.
+    """Return the measured rows of a layer's small kernels, which are neither GEMM nor attention.
 
-    The column `of` has the index of each sample's model in SHAPES.
+    Rows at 256 tokens are held out. The column `of` has the index of each row's model in SHAPES.
     """
     some = [row for row in of(rows, "small") if row.at["of"] in SHAPES]
     m, model = columns(some, "m")["m"], np.array([list(SHAPES).index(row.at["of"]) for row in some], np.int64)
@@ -129,9 +130,10 @@ def small_rows(rows: Sequence[Measurement]) -> Rows:
 def share_rows(
     rows: Sequence[Measurement], q: Quantity, spec: quantities.GpuSpec
 ) -> tuple[Rows, Callable[[Quantity], F8]]:
-    """Return the speeds of kernels on partitions relative to all SMs, and a function that predicts these speeds.
+    """Return the speeds of kernels on SM partitions, as fractions of their speeds on all SMs, and their predictor.
 
-    The function takes the numbers of the quantity `share`. Partitions of about 48 SMs are held out.
+    The predictor is a function that takes the numbers of the quantity `share` and returns the predicted fractions.
+    Partitions of about 48 SMs are held out.
     """
     speed, sms, parts = [], [], []
     for op, what in PROBED.items():
@@ -182,7 +184,7 @@ def _features(what: str, rows: Sequence[Measurement]) -> dict[str, F8]:
 
 
 def _feature(rows: Rows, name: str) -> F8:
-    """Return the rows' values along an axis of correction factors: a feature, or a product or ratio of two."""
+    """Return the rows' values along an axis of correction factors: a feature, a product of features, or a ratio."""
     if name == "heads a KV head":
         return cast("F8", rows.at["heads"] / rows.at["kv"])
     names = name.split(" x ")
@@ -203,7 +205,7 @@ def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
 
 
 def _copies(rows: Sequence[Measurement], spec: quantities.GpuSpec) -> list[str]:
-    """List the measured copy rates, each with the rate in the specification of the GPU kind."""
+    """List the measured copy rates, each next to the rate in the specification of the GPU kind."""
     return [
         f"{what}: {row.facts['bytes'] / row.seconds / 1e9:.1f} GB/s measured, {known / 1e9:.1f} in the table of"
         f" {spec.kind}"
@@ -223,7 +225,10 @@ def _host(folder: Path) -> dict[str, Any]:
 
 
 def _kind(short: str) -> str:
-    """Return the GPU kind with which a card's name begins: h100 for h100-80gb-hbm3. Raises UserError without one."""
+    """Return the GPU kind whose name begins a card's name: h100 for h100-80gb-hbm3.
+
+    Raises UserError if there is no such kind.
+    """
     words = short.split("-")
     for n in range(len(words), 0, -1):
         name = "-".join(words[:n])

@@ -1,8 +1,8 @@
 """Fit GEMMs and routed experts by number format: quantities `gemm_FORMAT` and `experts_FORMAT` of a cost table.
 
-The measured GEMMs are those of torch and of vLLM's CUTLASS kernels; on A100 they are TensorRT-LLM's weight-only GEMMs.
-The measured experts are fused MoE kernels. The fit of experts leaves out two shapes of each format (`held`) and all
-rows of expert parallelism (`parallel_parts`). The errors on these rows are stored with the errors of the fit.
+The GEMMs were measured in torch and in vLLM's CUTLASS kernels; on A100, in TensorRT-LLM's weight-only kernels. The
+experts were measured in fused MoE kernels. The fit of experts leaves out two shapes of each format (`held`) and all
+rows with expert parallelism (`parallel_parts`). The errors on these rows are stored with the errors of the fit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ OF_KIND = {("b200", "mxfp4"): Form("w4a8_mxfp4_mxfp8", 0.53125, 1 + 1 / 32, 2)}
 
 
 class Instead(NamedTuple):
-    """A substitute for a quantity that was measured only on kernels that no server would run; `of` names it."""
+    """A substitute for a quantity that was measured only on kernels that no server would run.
+
+    `of` names the quantity whose numbers are used instead.
+    """
 
     of: str
     slower: float  # factor by which arithmetic takes longer
@@ -73,10 +76,10 @@ AXES = (
 
 
 def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
-    """Fit the GEMMs of a number format, on the tile sizes that were fitted in 16 bits.
+    """Fit the GEMMs of a number format; the tile sizes are those of the 16-bit fit.
 
-    The launch, the seconds of a wave of tiles, the share of HBM bandwidth and one factor on the tiles' rates are fitted
-    first. Correction factors over (m, n, k) are fitted after them.
+    The launch time, the seconds of a wave of tiles, the share of HBM bandwidth and one factor on all tile rates are
+    fitted first. Correction factors over (m, n, k) are fitted after them.
     """
     form, spec, few = GEMMS[name], quantities.gpu(kind), rows.few(FEW)
 
@@ -145,8 +148,8 @@ def parallel_errors(q: Quantity, kind: str, form: Form) -> dict[str, dict[str, f
 def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
     """Fit the fused experts of a number format.
 
-    The launch, the seconds of an expert, the shares of peak bandwidth and arithmetic, and the moved rows are fitted
-    first. Correction factors over tokens, experts and the bytes of an expert are fitted after them.
+    The launch time, the seconds of an expert, the shares of peak bandwidth and peak arithmetic, and the moved rows are
+    fitted first. Correction factors over tokens, experts and the bytes of an expert are fitted after them.
     """
     form = OF_KIND.get((kind, name), EXPERTS[name])
     few = rows.few(FEW)
@@ -192,9 +195,9 @@ def fit(kind: str, plain: Quantity) -> Quantity:
 
 
 def priced_as(replaced: Quantity, other: Quantity, instead: Instead) -> Quantity:
-    """Return the quantity that prices `replaced`: a copy of `other`, without the errors of its fit.
+    """Return the quantity to use in place of `replaced`: a copy of `other`, without the errors of its fit.
 
-    Its tiles are made `instead.slower` times as slow.
+    The rates of its tiles are divided by `instead.slower`.
     """
     kept = {key: value for key, value in other.items() if key not in quantities.ERRORS}
     if "tiles" in kept:

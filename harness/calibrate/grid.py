@@ -1,8 +1,8 @@
-"""Fit a kernel: first a few parameters of its mechanism, then correction factors on a grid.
+"""Fit a kernel: first the few parameters of a model of the kernel, then correction factors on a grid.
 
-The parameters minimise a robust error of ln(seconds). The factors take up the remaining error. They are fitted by ridge
-regression, so that factors far from any measured row keep their values. The stored errors are those of the rounded
-numbers, computed by the functions that the simulator uses.
+The parameters minimise a robust error of ln(seconds). The correction factors take up the remaining error. They are
+fitted by ridge regression, so that factors far from any measured row keep their starting values. The stored errors are
+those of the rounded numbers, computed by the functions that the simulator uses.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def minimise(
 ) -> F8:
     """Return the positive parameters whose predictions have the least robust error of ln(seconds / y).
 
-    Several starts are tried, and the best result is returned. `steps` are step sizes of the numerical derivative. They
-    are tried one after the other, each with at most `most` evaluations.
+    The search is repeated from each start, and the best result is returned. `steps` are step sizes of the numerical
+    derivative. They are tried one after another, each with at most `most` evaluations.
     """
 
     def residuals(x: F8) -> F8:
@@ -63,9 +63,9 @@ def minimise(
 
 
 def factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) -> list[float]:
-    """Return the correction factors at the points of a grid that compensate for `log_error`.
+    """Return the correction factors at the points of a grid, fitted to the errors `log_error` of the rows.
 
-    They are fitted by ridge regression, reweighted towards the median.
+    The fit is a ridge regression, reweighted towards the median. `at` has the rows' values along each axis.
     """
     A, w = _weights(axes, at), np.ones(len(log_error))
     c = np.zeros(A.shape[1])
@@ -78,7 +78,10 @@ def factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) ->
 
 
 def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
-    """Return the interpolation weights of each row over the grid points: multilinear, as `kernels` interpolates."""
+    """Return the weights with which each row interpolates the grid points.
+
+    The interpolation is multilinear, the same as in `kernels`.
+    """
     parts = []
     for x, axis in zip(at, axes, strict=True):
         u = np.interp(np.log2(np.maximum(x, 1)), np.log2(axis), np.arange(len(axis)))
@@ -126,7 +129,10 @@ def rescaled(
 
 
 def _times(q: Quantity, names: Sequence[str], x: F8) -> Quantity:
-    """Multiply the numbers `names` of a quantity by x; fractions of a peak stay below the peak."""
+    """Return a copy of a quantity in which the numbers `names` are multiplied by the factors `x`.
+
+    Fractions of a peak are capped just below the peak.
+    """
     out = dict(q)
     for name, by in zip(names, x, strict=True):
         if name == "tiles":
@@ -139,7 +145,7 @@ def _times(q: Quantity, names: Sequence[str], x: F8) -> Quantity:
 
 
 def errors(predicted: F8, rows: Rows) -> Quantity:
-    """Return the errors on fitted rows, on all held-out rows, and on the rows held out for each reason."""
+    """Return the errors on the fitted rows, on all held-out rows, and on the held-out rows by reason."""
     out: Quantity = {"fit": error(predicted[~rows.out], rows.seconds[~rows.out])}
     out["held"] = error(predicted[rows.out], rows.seconds[rows.out])
     out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held_out.items() if s.any()}

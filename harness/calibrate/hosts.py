@@ -1,4 +1,4 @@
-"""Fit the time that an engine adds to its kernels: constants of a host profile, on whole runs in the simulator."""
+"""Fit the constants of a host profile: the time that an engine adds to its kernels, from whole simulated workloads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def fit(
 ) -> HostProfile:
     """Fit the constants of a host profile that `start` names, by least squares of `log_error`.
 
-    Return the fitted profile. The search begins at `start`, and makes at most `most` evaluations. `step` is the
-    relative step of the numerical derivative. It must be wide, because requests end at whole steps of the engine. Rows
-    with an error above `robust`, if given, count less.
+    The search begins at `start` and makes at most `most` evaluations. `step` is the relative step of the numerical
+    derivative. It must be wide, because requests end at whole steps of the engine. If `robust` is given, rows with an
+    error above it count less. Return the fitted profile.
     """
     names, scale = list(start), np.array(list(start.values()))
 

@@ -1,8 +1,8 @@
 """Fit the cost tables of GPU kinds to public profiles (`profiles.py`): `bench calibrate profiles` rewrites `tables/`.
 
-(a) Kernels are fitted by GPU and op, on a grid (`grid.py`), and by number format (`formats.py`). (b) Engine overhead c0
-+ c1 B + s x kernels is fitted to Aegaeon's measurements of whole steps. (c) SM shares are fitted to MuxServe's table.
-The fits are deterministic: the same profiles give the same bytes.
+(a) Each kernel is fitted for each GPU, on a grid (`grid.py`) and by number format (`formats.py`). (b) Engine overhead
+c0 + c1 B + s x kernels is fitted to Aegaeon's measurements of whole steps. (c) SM shares are fitted to MuxServe's
+measurements. The fits are deterministic: the same profiles give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
 
 
 def fit_gemm(kind: str, rows: Rows) -> Quantity:
-    """Fit a kind's GEMMs: tile rates, fill times, bandwidth and launch, then correction factors over (m, n, k)."""
+    """Fit the GEMMs of a GPU kind: tile rates, fill times, bandwidth and launch time; then correction factors.
+
+    The axes of these factors are m, n and k.
+    """
     spec, few = quantities.gpu(kind), rows.few(3000)
 
     def quantity(x: F8) -> Quantity:  # no tile is faster than a larger one
@@ -57,7 +60,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_decode(kind: str, rows: Rows) -> Quantity:
-    """Fit decode attention of a layer: one fit for grouped-query attention, one for one query head per KV head."""
+    """Fit decode attention of a layer, separately for grouped-query attention and for one query head per KV head."""
     mha = rows.at["heads"] == rows.at["kv"]
     q = {"gqa": _fit_decode(kind, rows.pick(~mha)), "mha": _fit_decode(kind, rows.pick(mha))}
     return {
@@ -91,7 +94,7 @@ def _fit_decode(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_prefill(kind: str, rows: Rows) -> Quantity:
-    """Fit causal attention of a layer: its floor, tile time and rates, then correction factors.
+    """Fit causal attention of a layer: its least time, its tile time and rates, then correction factors.
 
     The axes of these factors are tokens, n x heads, and query heads per KV head.
     """
@@ -120,13 +123,13 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_all_reduce(kind: str) -> Quantity:
-    """Fit seconds of all-reduces in CUDA graphs."""
+    """Fit the seconds of all-reduces in CUDA graphs."""
     source = source_of(kind, "custom_allreduce") + ", in a CUDA graph; sizes count bf16 elements"
     return {"source": source, **_by_size(profiles.all_reduce(kind))}
 
 
 def _by_size(d: pd.DataFrame) -> Quantity:
-    """Fit seconds at every other message size; the sizes in between, and the largest, are held out."""
+    """Fit seconds at every second message size; the other sizes, which include the largest, are held out."""
     t = d.pivot_table(index="message_size", columns="num_gpus", values="latency") * 1e-3
     sizes = t.index.to_numpy(np.float64)
     knot = (np.arange(len(sizes)) % 2 == 1) & (sizes < sizes.max())
@@ -152,8 +155,8 @@ WIRES = {
 def fit_exchanges(kind: str) -> dict[str, Quantity]:
     """Fit NCCL's collectives for data-parallel attention; sizes count the elements of all ranks.
 
-    B200's collectives were not measured. B200 gets those of H200, whose time beyond the shortest call is scaled by the
-    ratio of NVLink rates.
+    B200's collectives were not measured. They are copied from H200, but their time beyond that of the shortest call is
+    scaled by the ratio of the NVLink rates.
     """
     like = "h200" if kind == "b200" else kind
     d, source = profiles.exchanges(like)
@@ -173,10 +176,10 @@ def fit_exchanges(kind: str) -> dict[str, Quantity]:
 
 
 def small(kind: str) -> Quantity:
-    """Estimate the small kernels of a layer from a launch floor and their bytes, as no GPU's were measured one by one.
+    """Estimate the small kernels of a layer from a least time and their bytes, as they were not measured one by one.
 
-    The floors of A100, H100 and H800 are known. The floor of another GPU kind is read off a straight line over 1 /
-    bandwidth, which passes through the floors of A100 and H100.
+    The least times of A100, H100 and H800 are known. For other GPU kinds, the least time is linear in 1 / bandwidth,
+    along the line through A100 and H100.
     """
     known = {"a100-80g": 25e-6, "h100": 20e-6, "h800": 20e-6}
     ends = [(1 / quantities.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
@@ -211,10 +214,10 @@ def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
 
 
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
-    """Fit the overhead of eager vLLM to one model: host seconds per step and per sequence, and two scales on kernels.
+    """Fit eager vLLM's overhead on one model: host seconds per step and per sequence, and two scales on kernel time.
 
-    The fit is by reweighted relative least squares. Return the fitted quantity, and all measured steps with their
-    predicted seconds.
+    One scale is for prefill kernels, the other for decode kernels. The fit is by reweighted relative least squares.
+    Return the fitted quantity, and all measured steps with their predicted seconds.
     """
     spec, base = quantities.gpu(kind), quantities.host("none", kind)
     q = {**q, "co_run": quantities.quantities(kind)["co_run"]}  # which is not fitted here
@@ -252,10 +255,11 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 
 def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) -> F8:
-    """Return the predicted speed of steps at shares of the SMs, relative to their speed on all SMs.
+    """Return the predicted speed of steps on shares of the SMs, as a fraction of their speed on all SMs.
 
-    Only the kernels of a step slow down. MuxServe's kernels were slower than ours: those of a decode step are assumed
-    to take `scale` times our seconds, and a prefill is assumed to consist of kernels alone.
+    Only the kernels of a step slow down. MuxServe's kernels were slower than ours. So the kernels of a decode step are
+    assumed to take `scale` times our seconds, but at most the whole step. A prefill is assumed to consist of kernels
+    alone.
     """
     spec, out = quantities.gpu("a100-80g"), np.ones(len(d))
     for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):
@@ -275,7 +279,7 @@ def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) ->
 
 
 def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
-    """Fit the speed of kernels on a share of the SMs to MuxServe's 7B model; the 13B model is held out."""
+    """Fit the speed of kernels on shares of the SMs to MuxServe's 7B model; its 13B model is held out."""
     d = profiles.shares()
     seven = d[d.model == "7b"]
 
@@ -302,7 +306,7 @@ def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 
 def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """Return all files of `tables/` by stem: the committed tables, in which every fitted quantity is fitted again."""
+    """Return all files of `tables/` by file stem: the committed tables, with every fitted quantity fitted again."""
     files: dict[str, dict[str, Any]] = {
         p.stem: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(quantities.TABLES.glob("*.toml"))
     }
@@ -369,7 +373,7 @@ def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
 
 
 def on_trust(like: str) -> str:
-    """Return the text that names the source of a quantity whose coefficients are taken from the GPU kind `like`."""
+    """Return the source text of a quantity that was not measured, but takes its coefficients from GPU kind `like`."""
     return f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
 
 
@@ -391,9 +395,9 @@ PUBLISHED = (
 
 
 def anchors() -> Iterator[tuple[str, float, float]]:
-    """Yield (condition, slowdown by our tables, published slowdown) of steps on part of the SMs.
+    """Yield (condition, slowdown in our tables, published slowdown) for steps on part of the SMs.
 
-    No table was fitted to the published slowdowns, so they check the tables.
+    The published slowdowns check the tables, because no table was fitted to them.
     """
     shape = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
     for kind, of, whose, sms, decode, prefill in PUBLISHED:

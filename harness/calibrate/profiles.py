@@ -1,8 +1,9 @@
 """Read the public profiles in `PROFILES_DIR`: kernels of AIConfigurator, steps of Aegaeon, SM shares of MuxServe.
 
-No measurement may beat physics: times are raised to those at 95 % of the card's peak bandwidth or arithmetic. On L40S,
-a benchmark that repeats a kernel finds its data in the cache of 96 MB; the layers of a model do not. So rows of L40S
-whose bytes fit the cache are dropped, unless HBM would take under a tenth of their time.
+No measurement may beat physics: times below the time at 95 % of the card's peak bandwidth or arithmetic are raised to
+this bound. L40S has a cache of 96 MB. A benchmark that repeats a kernel finds its data in this cache; the layers of a
+model do not. So rows of L40S whose bytes fit the cache are dropped, unless reading HBM would take at most a tenth of
+their time.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def source_of(kind: str, op: str) -> str:
 
 
 def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> tuple[F8, Mask]:
-    """Return measured seconds, raised at least to those at 95 % of the GPU's peak, and a mask of the rows to keep.
+    """Return the measured seconds, at least those at 95 % of the GPU's peak, and a mask of the rows to keep.
 
-    The module's text gives the reasons. `flops_x` is the peak arithmetic as a multiple of bf16's.
+    The module's docstring gives the reasons. `flops_x` is the peak arithmetic of the format as a multiple of bf16's.
     """
     spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * flops_x * spec.flops)))
@@ -79,7 +80,7 @@ BF16 = Form("bfloat16")
 
 
 def gemm(kind: str, form: Form = BF16) -> Rows:
-    """Return the measured GEMMs of a layer's size (n and k >= 512); no rows if the format was not measured."""
+    """Return the measured GEMMs large enough for a layer (n and k >= 512); no rows if the format was not measured."""
     if form == BF16:
         d = pd.read_parquet(folder() / FOLDERS[kind] / "gemm_perf.parquet")
     else:
@@ -93,7 +94,7 @@ def gemm(kind: str, form: Form = BF16) -> Rows:
 
 
 def newest(kind: str, stem: str) -> pd.DataFrame:
-    """Read a table of a GPU kind's profile of 2026; return an empty table if it does not exist."""
+    """Read one table of a GPU kind from the 2026 profiles; return an empty table if there is none."""
     path = folder() / NEW / FOLDERS[kind].rpartition("/")[2] / f"{stem}.parquet"
     return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
 
@@ -155,7 +156,7 @@ def all_reduce(kind: str) -> pd.DataFrame:
 def exchanges(kind: str) -> tuple[pd.DataFrame, str]:
     """Return the measurements of NCCL's collectives in 16 bits, and their source.
 
-    They are by number of GPUs, and by number of elements on all GPUs together.
+    A row has the number of GPUs, and the number of elements on all GPUs together.
     """
     new = kind == "rtx-pro-6000"
     path = folder() / (NEW if new else OLD) / FOLDERS[kind].rpartition("/")[2] / "nccl_perf.parquet"
@@ -172,7 +173,10 @@ HELD = ((2880, 2880, 4, 32), (4096, 1536, 8, 128), (6144, 2560, 8, 160), (4096, 
 
 
 def mixture(kind: str, form: Form, degrees: Sequence[int] = (1,)) -> Rows:
-    """Return a format's fused experts at degrees of expert parallelism; no rows if the format was not measured."""
+    """Return the measured fused experts of a number format, at the given degrees of expert parallelism.
+
+    Return no rows if the format was not measured.
+    """
     d = newest(kind, "moe_perf")
     d = d[(d.moe_dtype == form.name) & d.kernel_source.str.contains(KERNEL.get(form.name, ""))] if len(d) else d
     if not len(d):
@@ -214,7 +218,10 @@ ENGINES = {
 
 
 def whole_steps(kind: str) -> pd.DataFrame:
-    """Return measured steps of dense models, by model, phase, prompt, batch; at most 4,096 prompt tokens in all."""
+    """Return measured steps of dense models by model, phase, prompt and batch.
+
+    Each step has at most 4,096 prompt tokens in all.
+    """
     d = pd.read_csv(folder() / "aegaeon/latency.csv")
     d = d[(d.gpu == ENGINES[kind][0]) & d.model.isin(list(DENSE))]
     d = d.rename(columns={"prompt_tokens_per_sequence": "prompt", "prefill_p50_s": "prefill", "decode_p50_s": "decode"})
@@ -223,7 +230,7 @@ def whole_steps(kind: str) -> pd.DataFrame:
 
 
 def shares() -> pd.DataFrame:
-    """Read MuxServe's measurements on one A100: the seconds of a step on a share of the SMs, and on all of them."""
+    """Read MuxServe's measurements on one A100: the seconds of a step on a share of the SMs, and on all SMs."""
     tree = json.loads((folder() / "muxserve/llama-a100-sm-share.json").read_text(encoding="utf-8"))
     out = []
     for model in ("7b", "13b"):

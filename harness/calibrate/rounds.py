@@ -1,8 +1,9 @@
 """Fit the constants of the law of rounds (`probe/law.py`) to duels of `make gpu`: the table `co_run` of a card.
 
-A duel is a pair of lanes that were measured side by side. Pairs on all SMs determine the layers in a turn and the
-shares of time that kernels fill. Pairs on disjoint partitions determine how partitions slow each other. The error is
-that of each pair by a fit without that pair.
+A lane is a stream of steps of one model. A duel is a measurement of two lanes that run on one GPU at the same time.
+Duels on all SMs determine how many layers a lane computes per turn, and the share of time that its kernels fill. Duels
+on disjoint partitions determine how partitions slow each other. The error of each pair comes from a fit without that
+pair.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WORKS = {act.work: name for name, act in report.ACTS.items()}  # the probe `inte
 
 
 def duels(folder: Path) -> list[Duel]:
-    """Return every measurement of several lanes in a folder of `make gpu`."""
+    """Return every measured duel, of two or more lanes, in a folder of `make gpu`."""
     return report.duelled(report.read(folder))
 
 
@@ -51,7 +52,7 @@ class Fitted(NamedTuple):
 
 
 def fit(book: report.Book, hbm: float) -> Fitted | None:
-    """Fit the constants of the law of rounds to measured pairs of lanes; `hbm` is bytes a second.
+    """Fit the constants of the law of rounds to measured pairs of lanes; `hbm` is the bandwidth in bytes/s.
 
     Return None if fewer than PAIRS pairs on all SMs were measured. If fewer than PAIRS pairs on partitions were
     measured, the constants of partitions stay those of an H200.
@@ -72,7 +73,7 @@ def table(
 ) -> tuple[dict[str, Any], str] | None:
     """Return a card's table `co_run` and a note on it; None if too few pairs were measured.
 
-    Numbers that duels do not determine are those of `committed`.
+    `committed` supplies the numbers that duels do not determine.
     """
     if (fitted := fit(book, hbm)) is None:
         return None
@@ -87,7 +88,7 @@ def table(
 
 
 def lanes(duel: Duel, hbm: float) -> list[law.Lane]:
-    """Return the lanes of a duel in the form that the law of rounds takes."""
+    """Return the lanes of a duel as lanes of the law of rounds; `hbm` is the bandwidth in bytes/s."""
     out = []
     for work, alone_s, layers, moved in zip(duel.works, duel.alone_s, duel.layers, duel.bytes, strict=True):
         duty = alone_s / (alone_s + 1e-3 * work.gap_ms)
@@ -97,13 +98,13 @@ def lanes(duel: Duel, hbm: float) -> list[law.Lane]:
 
 
 def _plain(duel: Duel) -> bool:
-    """Tell whether a duel has two streams without gaps or priorities, and steps that are clearly prefill or decode."""
+    """Tell whether a duel has two lanes without gaps or priorities, and steps that are clearly prefill or decode."""
     known = all(work.act == "decode" or (work.act == "prefill" and work.size >= PROMPTS) for work in duel.works)
     return known and len(duel.works) == 2 and not duel.way and not any(w.gap_ms or w.priority for w in duel.works)
 
 
 def _without(duel: Duel, every: Sequence[Duel]) -> list[Duel]:
-    """Return the duels in `every` other than those of the same pair, in either order."""
+    """Return the duels in `every` without those of the same pair of lanes, in either order."""
     pair = sorted(work._replace(part="").text for work in duel.works)
     return [other for other in every if sorted(work._replace(part="").text for work in other.works) != pair]
 
@@ -114,7 +115,7 @@ def _errors(duel: Duel, rounds: law.Rounds, hbm: float) -> F8:
 
 
 def _whole(duels: Sequence[Duel]) -> law.Rounds:
-    """Fit the constants of turns to duels on all SMs: layers in a turn, and the shares of time that kernels fill."""
+    """Fit two kinds of constants to duels on all SMs: layers in a turn, and shares of time that kernels fill."""
 
     def off(x: F8) -> F8:
         rounds = law.Rounds(*x.tolist())
@@ -128,7 +129,7 @@ def _whole(duels: Sequence[Duel]) -> law.Rounds:
 def _apart(duels: Sequence[Duel], rounds: law.Rounds, hbm: float) -> law.Rounds:
     """Fit how lanes on disjoint partitions slow each other, by trying all constants in steps of 0.01.
 
-    With fewer than PAIRS duels, `rounds` is returned unchanged.
+    With fewer than PAIRS duels, return `rounds` unchanged.
     """
     if len(duels) < PAIRS:
         return rounds

@@ -1,7 +1,7 @@
 """The measurements to which every table is fitted.
 
-A `Measurement` is a line of a journal (raw.jsonl), which probes, servers and the torch engine write. `Rows` holds one
-quantity as columns, because the public profiles have 20,000 rows for a GPU.
+A `Measurement` is a line of a journal (raw.jsonl), which probes, servers and the torch engine write. `Rows` stores all
+measurements of one quantity as columns, which suits the public profiles with their 20,000 rows for each GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Measurement(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """True for a row that is held out of fits in order to judge them."""
+        """True for a row that is left out of fits, so that their errors can be checked on it."""
         return bool(self.at.get("held"))
 
     @property
@@ -53,14 +53,14 @@ class Measurement(NamedTuple):
 def measured(
     quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any
 ) -> Measurement:
-    """Return a row with the median of repeated measurements; its facts have each of them, as `all`."""
+    """Return a measurement whose seconds are the median of `seconds`; the fact `all` lists every value."""
     return Measurement(
         quantity, dict(at), float(median(seconds)), len(seconds), source, {"all": list(seconds), **facts}
     )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a journal; a last line that was cut off is left out.
+    """Return the complete lines of a journal, without a last line that was cut off.
 
     Raises UserError for rows of an older form.
     """
@@ -73,7 +73,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def append(path: Path, *made: Mapping[str, Any]) -> None:
     """Append lines to a journal and sync them to the disk.
 
-    If the file ends in a line that was cut off, they begin on a new line.
+    If the file ends in a line that was cut off, the first appended line begins on a new line.
     """
     with conduct.opened(path) as file:
         for line in made:
@@ -81,7 +81,7 @@ def append(path: Path, *made: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Read the rows of a journal that have seconds. Raises UserError for rows of an older form."""
+    """Read the measurements of a journal: its lines that have seconds. Raises UserError for rows of an older form."""
     known = list[Measurement]()
     for line in lines(path):
         if "quantity" in line and "seconds" in line:
@@ -91,7 +91,7 @@ def read(path: Path) -> list[Measurement]:
 
 
 class Journal:
-    """A file of measurements, which is read at the start and to which new measurements are appended."""
+    """A file of measurements: it is read when the object is created, and new measurements are appended to it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,10 @@ def of(rows: Iterable[Measurement], quantity: str, **at: Any) -> Iterator[Measur
 
 
 def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
-    """Yield a warning with the number of rows during which other processes took more than `most` cores, if any."""
+    """Yield a warning with the number of rows that other processes disturbed, if there are any.
+
+    A row is disturbed if other processes took more than `most` cores during it.
+    """
     cores = [row.facts["other_cores"] for row in rows if row.facts["other_cores"] > most]
     if cores:
         yield (
@@ -119,7 +122,7 @@ def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
 
 
 class Rows(NamedTuple):
-    """Rows of one quantity as columns, with masks of the rows that a fit leaves out, one mask for each reason."""
+    """The measurements of one quantity as columns, with a mask of held-out rows for each reason to hold rows out."""
 
     at: Mapping[str, Any]  # arrays by name
     seconds: F8
@@ -127,12 +130,12 @@ class Rows(NamedTuple):
 
     @property
     def out(self) -> Mask:
-        """Mask of the rows that are left out for any reason."""
+        """Mask of the rows that are held out for any reason."""
         return cast("Mask", np.logical_or.reduce(list(self.held_out.values())))
 
     @property
     def fitted(self) -> Rows:
-        """The rows that are not left out."""
+        """The rows that are not held out."""
         return self.pick(~self.out)
 
     def pick(self, rows: Mask | NDArray[np.int64]) -> Rows:
@@ -141,7 +144,7 @@ class Rows(NamedTuple):
         return Rows(at, self.seconds[rows], held)
 
     def few(self, most: int) -> Rows:
-        """Return at most `most` of the rows that are not left out, drawn at random, the same each time."""
+        """Return at most `most` of the rows that are not held out; the random choice is the same each time."""
         fitted = np.flatnonzero(~self.out)
         return self.pick(np.sort(np.random.default_rng(0).permutation(fitted)[:most]))
 

@@ -1,4 +1,4 @@
-"""Measure servers of an engine from outside, and fit their cost table: `bench calibrate ENGINE`."""
+"""Measure servers of an engine over their API, and fit their cost table: `bench calibrate ENGINE`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def table(
 ) -> tuple[Table, steps.Fitted]:
     """Measure an engine's servers for models, and return their cost table and its fit.
 
-    Measurements that the folder already has are not repeated. `given` has further fields of the engine's configuration.
-    Raises UserError if the servers cannot be measured.
+    Measurements that are already in `folder` are not repeated. `given` has further fields of the engine's
+    configuration. Raises UserError if the servers cannot be measured.
     """
     config = machine.Config(tuple(Served(name, shape) for name, shape in models.items()), **given)
     servers = _servers(engine, make, config)
@@ -96,7 +96,7 @@ def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tu
 
 
 def _same_machine(path: Path, about: Mapping[str, str]) -> None:
-    """Write facts about the machine to the folder. Raises UserError if the folder has rows of another machine."""
+    """Write facts about the machine to the file `path`. Raises UserError if it describes another machine."""
     if path.exists():
         known = json.loads(path.read_text("utf-8"))
         if known != dict(about):
@@ -129,7 +129,7 @@ def _about(engine: str, kind: Any, config: machine.Config, facts: Mapping[str, s
 
 
 def _processor() -> dict[str, tuple[float, str]]:
-    """Return the numbers of a GPU's specification for the host's processor, each with its source."""
+    """Return the specification of the host's processor in the form of a GPU's: numbers, each with its source."""
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     numbers: dict[str, tuple[float, str]] = dict.fromkeys(("h2d", "d2h", "nvlink", "net", "disk"), (1e15, COPIES))
     numbers |= dict.fromkeys(("flops", "hbm"), (1e15, steps.NOTHING))
@@ -139,7 +139,7 @@ def _processor() -> dict[str, tuple[float, str]]:
 
 
 def lacking(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> list[str]:
-    """List the measurements that were left out, each with the reason and the effect on the table."""
+    """List the measurements that were left out, each with the reason and its effect on the table."""
     every, texts, by_cell = {row.key: row for row in rows}, list[str](), dict[tuple[str, str], list[Gap]]()
     for gap in gaps:
         by_cell.setdefault(gap.wanted.key, []).append(gap)
@@ -157,7 +157,7 @@ def lacking(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> list[str]:
 
 
 def notes(file: Mapping[str, Any], rows: Sequence[Measurement]) -> list[str]:
-    """List the fitted numbers with their errors, and the disturbances during the measurements."""
+    """List the fitted numbers with their errors, and what disturbed the measurements."""
     spans = dict[str, list[float]]()
     for row in rows:
         if row.quantity in {"start", "stop", "sleep", "wake"}:

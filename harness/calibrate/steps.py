@@ -1,15 +1,18 @@
-"""Fit the table of a machine that was measured whole (engines/costs/whole.py): linear steps, by rows of these kinds.
+"""Fit the table of a machine that was measured as a whole (engines/costs/whole.py), with linear step costs.
 
-    prefill  seconds to a first token of a prompt alone, at shape, tokens, held
-    decode   seconds of a step in which all streams of a server make a token, at shape, seqs, held (`ctx_tokens`)
-    beside   either of them while `servers` in all do the same, at servers, seqs (`alone_s`)
-    start    seconds until a server answers; wake: until one that slept has its memory again, at shape, way
+The fit takes rows of these kinds; the conditions of a row follow after "at":
 
-A step's seconds are a sum of terms with coefficients that are not negative. There is a coefficient for the first token
-of a step, and one for each further token by segment of KNOTS. Others are for each sequence, each token of context, and
-each unit of attention area. A measured TTFT is the seconds of a step and `api_in_s`, which is common to all models; a
-measured decode is a step alone. The fit minimizes squared relative errors. Held-out rows are in no fit, and have
-separate errors.
+    prefill  seconds to the first token of a prompt that is alone on its server; at shape, tokens, held
+    decode   seconds of a step in which each stream of a server makes one token; at shape, seqs, held (`ctx_tokens`)
+    beside   seconds of a prefill or decode step while `servers` servers do the same; at servers, seqs (`alone_s`)
+    start    seconds from the start of a server to its first answer; at shape
+    wake     seconds until a sleeping server has its memory again; at shape, way
+
+The seconds of a step are a sum of terms whose coefficients are not negative. One coefficient is for the first token of
+a step, and one for each further token in each segment of KNOTS. The others are for each sequence, each token of
+context, and each unit of attention area. A measured TTFT is the seconds of a step plus `api_in_s`, which all models
+share; a measured decode is a step alone. The fit minimizes squared relative errors. It leaves out the held-out rows,
+whose errors are stored separately.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Work(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """All tokens of the step."""
+        """The number of tokens that the step computes."""
         return self.seqs + self.prompt
 
 
@@ -62,7 +65,7 @@ def work(row: Measurement) -> Work:
 
 
 class Fitted(NamedTuple):
-    """The result of a fit: the sections of a cost table, and each measured step with its predicted seconds."""
+    """The result of a fit: sections of a cost table, and each measured step with its predicted seconds."""
 
     host: dict[str, Any]
     steps: dict[str, dict[str, Any]]
@@ -135,7 +138,7 @@ def ramps(m: int, grid: Sequence[int]) -> F8:
 
 
 def errors(points: Sequence[tuple[Measurement, float]]) -> dict[str, Any]:
-    """Return the errors of the fitted rows and of the held-out rows, for all steps and for each kind of step."""
+    """Return the errors on the fitted rows and on the held-out rows, for all steps and for each kind of step."""
     by_group = dict[str, Any]()
     for what in ("", "prefill ", "decode "):
         for group in ("fit", "held"):
@@ -149,9 +152,9 @@ def errors(points: Sequence[tuple[Measurement, float]]) -> dict[str, Any]:
 
 
 def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]]:
-    """Fit the slowdown of servers side by side: one number for prefills and one for decode steps.
+    """Fit how much servers that run side by side slow each other: one number for prefills and one for decode steps.
 
-    Each is fitted on its own rows. Raises UserError if there are no rows of either kind.
+    Each number is fitted to its own kind of rows. Raises UserError if one of the kinds has no rows.
     """
     beside = list(of(rows, "beside"))
     kinds = {what: [row for row in beside if bool(row.at["seqs"]) == (what == "decode")] for what in PHASES}
@@ -161,10 +164,10 @@ def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]
 
 
 def _co_run(rows: Sequence[Measurement], source: str) -> dict[str, Any]:
-    """Fit one number to the slowdown of servers side by side: a share from SHARES or a factor from FACTORS.
+    """Fit one number to the slowdown of servers that run side by side: a share from SHARES or a factor from FACTORS.
 
     The number with the least squared relative error is taken. A share, at most 1, is the part of the machine that a
-    step asks for. A factor is fitted at a share of 1, for servers that slow each other more than that share explains.
+    step needs. A factor is for servers that slow each other more than a share of 1 explains.
     """
     y = np.array([row.seconds / row.facts["alone_s"] for row in rows])
     k = np.array([float(row.at["servers"]) for row in rows])
@@ -188,7 +191,7 @@ def specification(kind: str) -> dict[str, tuple[float, str]]:
 
 
 class About(NamedTuple):
-    """Facts about the machine of a cost table that do not come from measured steps."""
+    """Facts about the machine of a cost table that are not fitted to measured steps."""
 
     kind: str
     name: str
@@ -216,9 +219,9 @@ def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fi
 
 
 def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any]]:
-    """Return the rung of each way to load weights: the seconds of a start or a wake, less those of copying the weights.
+    """Return the cost of each way to load weights: the seconds of a start or a wake without the copy of the weights.
 
-    A run adds the seconds of that copy.
+    The simulator adds the seconds of that copy.
     """
     h2d = about.spec["h2d"][0]
 
@@ -235,7 +238,7 @@ def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any
 
 
 def notes(file: Mapping[str, Any]) -> list[str]:
-    """List the fitted numbers of steps and of their slowdown side by side, with their errors."""
+    """List the fitted numbers of steps and of their slowdown when servers run side by side, with their errors."""
     host, co_run = file["host"], file["co_run"]
     texts = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
     for model, q in file["steps"].items():
@@ -250,7 +253,7 @@ def notes(file: Mapping[str, Any]) -> list[str]:
 
 
 def points(fitted: Fitted) -> pd.DataFrame:
-    """Return a table with the measured and the fitted seconds of each step."""
+    """Return a table with the measured seconds and the fitted seconds of each step."""
     import pandas as pd
 
     columns = ["model", "what", "seqs", "prompt", "ctx_tokens", "held", "measured_s", "fitted_s"]

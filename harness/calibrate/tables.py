@@ -1,4 +1,4 @@
-"""The result of a calibration: a table in TOML, notes on it, and its errors."""
+"""The result of a calibration: a cost table in TOML, notes on it, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LONG = 24  # the most numbers that stand in one row
 
 
 class Table(NamedTuple):
-    """A cost table, and a function that takes the path to which the table was written and returns notes on it."""
+    """A cost table, and a function that returns notes on it.
+
+    The function takes the path to which the table was written.
+    """
 
     name: str  # is the name of its file: h200-measured
     file: Mapping[str, Any]
@@ -27,13 +30,13 @@ class Table(NamedTuple):
 
 
 def error(predicted: F8, measured: F8) -> dict[str, float | int]:
-    """Return the median and P95 of the relative error of predicted seconds."""
+    """Return the median and P95 of the relative error of predicted seconds, and the number of values."""
     e = np.abs(predicted / measured - 1)
     return {"median": round(float(np.median(e)), 4), "p95": round(float(np.quantile(e, 0.95)), 4), "n": len(e)}
 
 
 def check(path: Path, file: Mapping[str, Any]) -> None:
-    """Check a written table by reading it as a user's table. Raises UserError that names a wrong key."""
+    """Check a written table by reading it as a user's table. Raises UserError that names the first wrong key."""
     quantities.forget()
     if "steps" in file:
         quantities.machine(str(path))
@@ -44,8 +47,8 @@ def check(path: Path, file: Mapping[str, Any]) -> None:
 def dumps(file: Mapping[str, Any]) -> str:
     """Return a cost table as TOML text: a section for each nested table, and errors inline.
 
-    Grids of factors are written in rows of 14 numbers, so that people can read them; tomli-w would write a line for
-    each.
+    Grids of factors are written with 14 numbers on each line, which people can read; tomli-w would write one number on
+    each line.
     """
 
     def section(name: str, table: Mapping[str, Any]) -> Iterable[str]:

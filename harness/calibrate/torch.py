@@ -1,9 +1,9 @@
-"""Fit cost tables of the torch engine, on cores or on a card, to steps timed inside it (validate/torch_timed.py).
+"""Fit cost tables of the torch engine, on CPU cores or on a card, to steps timed inside it (validate/torch_timed.py).
 
-Steps and their slowdown side by side are fitted as for servers (`steps`), separately for each shape. Link rates are
-those to which the engine limits its copies. The `fixed_s` of a way to load is the time of its loads beyond that of
-their bytes at the link's rate. On cores, smaller networks stand in for the shapes. The table has their dimensions, so
-that the simulator counts the same bytes as the engine.
+Steps, and their slowdown when they run side by side, are fitted as for servers (`steps`), separately for each shape.
+Link rates are the rates to which the engine limits its copies. The `fixed_s` of a way to load is the time of a load
+beyond the time of its bytes at the link's rate. On cores, smaller networks stand in for the shapes. The table contains
+the dimensions of these networks, so that the simulator counts the same bytes as the engine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fields(make: Callable[..., Any], models: Shapes) -> Fields:
 def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
     """Return the network that stands in for each shape, as a shape of the same name with numbers of 4 bytes.
 
-    Raises UserError for a mixture of experts, as a table of steps can only describe dense models.
+    Raises UserError for a mixture of experts, because a table of steps describes only dense models.
     """
     if mixture := next((name for name, shape in models.items() if shape.experts), ""):
         raise UserError(f"{mixture} is a mixture of experts: a table of steps has dense models")
@@ -69,10 +69,10 @@ def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
 
 
 def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[str, float]:
-    """Return link rates in GB/s, by their fields of `Config`, for an engine on cores.
+    """Return link rates in GB/s for an engine on cores, keyed by their fields of `Config`.
 
-    The rate of a load is set so that loading the largest model takes as many decode steps as on a GPU. The other links
-    have the same ratios to that rate as on the GPU.
+    The rate of a load is set so that loading the largest model takes as many decode steps as on a GPU. The ratio of
+    each other link to this rate is also that of the GPU.
     """
     sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in models.items()}
     largest = max(sizes, key=lambda name: sizes[name])
@@ -87,7 +87,10 @@ def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[st
 
 
 def gpu_ratio(shape: Shape) -> float:
-    """Return the ratio, on a GPU, of a shape's load from the host to its decode step, by the GPU's cost table."""
+    """Return the seconds of loading a shape's weights from the host, divided by those of its decode step, on a GPU.
+
+    Both are predicted by the GPU's cost table.
+    """
     config = machine.Config((Served(shape.name, shape),), gpu=GPU)
     profile = machine.profile(config, machine.machine(config))
     inst = Inst(shape.name, (0,))
@@ -95,7 +98,7 @@ def gpu_ratio(shape: Shape) -> float:
 
 
 class Card(NamedTuple):
-    """The card on which the engine was timed, as described by a file in the folder of the measurements."""
+    """The card on which the engine was timed, as a file in the folder of the measurements describes it."""
 
     gpu: str
     on: str  # the device in words
@@ -130,7 +133,7 @@ def table(
 ) -> tuple[Table, steps.Fitted]:
     """Fit a cost table for these shapes, and return it with the result of the fit.
 
-    The devices are cores of this host, or `card`. Raises UserError if measurements for the fit are missing.
+    The devices are `card` or, without it, cores of this host. Raises UserError if measurements for the fit are missing.
     """
     if not any(of(rows, "load")):
         raise UserError("no load was measured; the same command again measures it")
@@ -164,7 +167,7 @@ def table(
 
 
 def of_folder(folder: Path, shape: Callable[[str], Shape]) -> Table:
-    """Fit a card's cost table again to the measurements in a folder; `shape` returns the shape of a name."""
+    """Fit a card's cost table again to the measurements in a folder; `shape` returns the shape of a given name."""
     rows = read(folder / RAW)
     names = dict.fromkeys(row.at["shape"] for row in of(rows, "decode"))
     return table(rows, {name: shape(name) for name in names}, card=card(folder))[0]
@@ -173,10 +176,10 @@ def of_folder(folder: Path, shape: Callable[[str], Shape]) -> Table:
 def taking_turns(
     co_run: Mapping[str, Mapping[str, Any]], rows: Sequence[Measurement], gpu: str
 ) -> dict[str, Mapping[str, Any]]:
-    """Return `co_run` with the card's constants of turns, and with the duty of each model whose kernels were timed.
+    """Return `co_run` with the constants of `gpu` for taking turns, and the duty of each model with timed kernels.
 
-    The duty in a phase is the share of a step's time that its kernels take when run back to back. It is a mean over
-    steps.
+    The duty of a model in a phase is the share of a step's time that its kernels take when they run back to back. It is
+    a mean over steps.
     """
     out = {**co_run, "turns": quantities.quantities(gpu)["co_run"]}
     for phase in ("prefill", "decode"):
@@ -191,7 +194,7 @@ def taking_turns(
 
 
 def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, tuple[float, str]]:
-    """Return the numbers of a GPU's specification for the host's cores, each with its source."""
+    """Return the specification of the host's cores in the form of a GPU's: numbers, each with its source."""
     links: dict[str, Any] = link_gbps(rows, models, wide)
     gbps = rates(Config((), **links), CPU)
     by_name = {"h2d": "h2d", "d2h": "d2h", "nvlink": "peer", "net": "peer", "disk": "disk"}
@@ -206,7 +209,7 @@ def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, 
 
 
 def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: str) -> dict[str, dict[str, Any]]:
-    """Return the rung of each measured way to load: its link, and the seconds of a load beyond those of its bytes."""
+    """Return the cost of each measured way to load: its link, and the seconds of a load beyond those of its bytes."""
     rungs = {}
     for name, way in WAYS.items():
         link = "disk" if way.source == "disk" else "spread" if way.spread else "pcie"
@@ -226,7 +229,10 @@ def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: st
 
 
 class Ratio(NamedTuple):
-    """The ratio of a shape's load to its decode step of one sequence: measured, by its cost table, and on a GPU."""
+    """The seconds of a shape's load, divided by those of its decode step of one sequence.
+
+    The ratio is given three times: as measured, as the cost table predicts, and on a GPU.
+    """
 
     shape: str
     measured: float
@@ -245,7 +251,7 @@ class Ratio(NamedTuple):
 
 
 def ratios(rows: Sequence[Measurement], path: Path, models: Shapes) -> Iterator[Ratio]:
-    """Yield, for each shape, the ratio of a load to a decode step: measured, by the table at `path`, and on a GPU."""
+    """Yield the ratio of a load to a decode step for each shape: measured, by the table `path`, and on a GPU."""
     measured = quantities.machine(str(path))
     assert measured is not None
     served = tuple(Served(name, measured.served(shape)) for name, shape in models.items())
@@ -260,7 +266,7 @@ def ratios(rows: Sequence[Measurement], path: Path, models: Shapes) -> Iterator[
 
 
 def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
-    """List the ratios of loads to decode steps, the rates of the links, and disturbances of the measurements."""
+    """List the ratios of loads to decode steps, the rates of the links, and what disturbed the measurements."""
     texts = [ratio.text for ratio in ratios(rows, path, models)]
     bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path)), CPU).items()}
     texts.append("links, GB/s: " + ", ".join(f"{link} {rate / 1e9:g}" for link, rate in bytes_s.items()))
@@ -268,10 +274,10 @@ def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
 
 
 def known(rows: Iterable[Measurement], models: Shapes, start_s: float) -> Table:
-    """Fit the step costs of the engine on cores that policies may know: seven numbers for all networks.
+    """Fit the step costs that policies may know about the engine on cores: seven numbers for all networks.
 
-    They are fitted to prefills and decode steps (engines/torch/costs.py). `start_s` is the seconds that a process takes
-    to start.
+    They are fitted to prefills and decode steps (engines/torch/costs.py). `start_s` is the seconds in which a process
+    starts.
     """
     made = {name: nets.net(shape) for name, shape in models.items()}
     every = [(made[row.at["shape"]], _work(row), row) for row in rows if row.quantity in steps.PHASES]

@@ -1,4 +1,4 @@
-"""An engine that runs every system on real kernels and carries out all actions of the vocabulary; see `engine.py`."""
+"""An engine that runs every system on real kernels and carries out all actions of a policy; see `engine.py`."""
 
 from __future__ import annotations
 

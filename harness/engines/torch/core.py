@@ -1,7 +1,6 @@
-"""State that all parts of the engine read and change: the models, memory, and the requests in a step.
+"""State that all parts of the engine read and change: the models, the memory, and which requests are in a step.
 
-The engine in `engine.py` derives from it. This module knows neither how steps are formed nor how weights and KV are
-copied.
+The engine class in `engine.py` derives from `Core`. This module neither forms steps nor copies weights or KV.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from harness.policy.types import Gpus, Host, Inst, Option
 
 @dataclass(slots=True, eq=False)
 class Kv:
-    """The KV cache of one request: its blocks, their device or host, and the number of tokens."""
+    """The KV cache of one request: its blocks, the devices or host that store it, and its number of tokens."""
 
     account: Account
     home: Gpus | Host
@@ -72,43 +71,43 @@ class Core(WallClock):
         self.copying: dict[int, Callable[[], None]] = {}  # what follows each copy that is under way
 
     def preempt(self, request: Live) -> Preempted:
-        """Take the KV of a batch member to free memory for others, and return the event that reports it."""
+        """Free the KV of a batch member to make room for others, and return the event that reports it."""
         raise NotImplementedError
 
     def retired(self, step: Any) -> None:
-        """Forget a step that has ended, and free the blocks of requests that left while it ran."""
+        """Forget a step that has ended, and free the blocks of requests that left their batch while it ran."""
         raise NotImplementedError
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Let a worker end; other workers step its instances from then on."""
+        """Let a worker end. From then on, other workers compute the steps of its instances."""
         raise NotImplementedError
 
     def worker(self, device: int, model: str, *phase: str) -> WorkerProcess:
-        """Return the worker for a model on a device; start it if it does not exist.
+        """Return the worker for a model on a device; start the worker if it does not exist.
 
-        With a phase, return the worker for the lanes of this phase. With `process=gpu`, all models of a device have one
-        worker.
+        With a phase, return the worker for the lanes of this phase. With `process=gpu`, one worker serves all models of
+        a device.
         """
         return self.workers.worker(device, *(() if self.layout == "gpu" else (model,)), *phase)
 
     def place_refusal(self, inst: Inst) -> Refusal | None:
-        """Return the reason why an instance cannot be at its place; None if it can."""
+        """Return the reason why an instance cannot be served at its place; None if it can."""
         if inst.model not in self.nets or isinstance(inst.place, Host) or inst.place not in self.places:
             many = not isinstance(inst.place, Host) and len(inst.place) > 1
             return "never", "tensor parallelism is not served" if many else f"no {inst.model} on {inst.place}"
         return None
 
     def attendable(self, request: Live, place: Gpus) -> bool:
-        """Tell whether a batch at `place` can attend to a member's KV."""
+        """Tell whether a batch at `place` can attend to a request's KV where that is stored."""
         kv = self.kv[request.rid]
         return kv.home == place or (kv.attend and not isinstance(kv.home, Host))
 
     def kv_bytes(self, request: Live) -> int:
-        """Return the bytes of the KV blocks that a request holds; see WallClock."""
+        """Return the bytes of a request's KV blocks; 0 if it has none; see WallClock."""
         return self.kv[request.rid].bytes if request.rid in self.kv else 0
 
     def hold(self, request: Live, tokens: int) -> bool:
-        """Take further blocks, so that a request holds enough for `tokens` tokens; return False if there is no room."""
+        """Take the further blocks that a request needs for `tokens` tokens; return False if there is no room."""
         kv = self.kv[request.rid]
         more = kv.account.blocks_for(tokens) - len(kv.blocks)
         if more > 0 and not kv.account.fits(more):
@@ -117,7 +116,7 @@ class Core(WallClock):
         return True
 
     def could_hold(self, request: Live) -> bool:
-        """Tell whether a request's context and one more token would fit on its device if its model were alone there."""
+        """Tell whether a request's context and one more token would fit on its device if no other model were there."""
         assert request.batch is not None
         account = self.account(request.model, request.batch.inst.place)
         most = account.arena.size - account.arena.whole(self.nets[request.model].weight_bytes)
@@ -128,8 +127,8 @@ class Core(WallClock):
     def enter(self, request: Live, tokens: int) -> bool:
         """Take the blocks for `tokens` tokens of a new prompt; return False if there is no room.
 
-        The blocks must leave the watermark free, unless the model holds no KV on the device yet. They must also leave
-        free the memory that refused loads of weights wait for.
+        The blocks must leave the watermark free, unless the model has no KV on the device yet. They must also leave
+        free the memory for which refused loads of weights are waiting.
         """
         assert request.batch is not None
         place = request.batch.inst.place
@@ -152,10 +151,10 @@ class Core(WallClock):
     def copy(
         self, link: str, parts: Sequence[Bytes], copied: Callable[[], None], *, kv: bool = False, part: float = 1.0
     ) -> None:
-        """Order a copy over a link, at the fraction `part` of the link's rate; `copied` is called at its end."""
+        """Order a copy over a link at the fraction `part` of the link's rate; call `copied` when the copy is done."""
         number = self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
         self.copying[number] = copied
 
     def refuse(self, done: Done) -> None:
-        """Queue a Done for the policy, even if the policy does not listen to the ends of such actions."""
+        """Queue a Done event for the policy, even if the policy did not ask to be told of such events."""
         self._told.append(done)

@@ -1,11 +1,14 @@
 """Seconds of a device's steps and loads that policies may know before a run: seven numbers for all networks.
 
-    step = step_s + layer_s L + seq_s (B + n) + byte_s W + flop_s 2 P (m + r - 1) + kv_s K C + area_s A area
+    step = step_s + layer_s L + seq_s (B + n) + byte_s W + flop_s 2 (P (m - 1) + H (B + n - 1))
+           + kv_s K C + area_s A area
 
-L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A multiplications of attention
-for a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py.
-The numbers are fitted on steps that `bench calibrate torch-steps` times on an idle machine. On a share s of a device a
-step takes 1 / s of these seconds, because its lane sleeps for the rest.
+The network has L layers, P weights in its layers and H weights in its LM head. W is the bytes of the weights that a
+step reads. K is the bytes of KV per token. A is the FLOPs of attention for one query token and one key token.
+
+The step has B decodes with C tokens of context in all, n prompts, and m tokens in all; `area` is as in
+engines/costs/coef.py. The seven numbers are fitted to steps that `bench calibrate torch-steps` times on an idle
+machine. On a share s of a device, a step takes 1 / s of these seconds, because its lane sleeps for the rest.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # 
 
 
 class Work(NamedTuple):
-    """The work of a step: decodes with their context tokens, and prompts with their tokens and attention area."""
+    """The work of a step: its decodes and their context tokens, its prompts and their tokens and attention area."""
 
     decodes: int = 0
     ctx_tokens: float = 0.0
@@ -66,9 +69,9 @@ def numbers() -> Numbers:
 
 
 def features(net: Net, work: Work) -> list[float]:
-    """Return the factors of the coefficients in NAMES, in this order.
+    """Return the factors by which the coefficients in NAMES are multiplied, in the order of NAMES.
 
-    The seconds of a step are the sum of the products of each factor and its coefficient.
+    The seconds of a step are the sum of these products.
     """
     s, rows = net.shape, work.decodes + work.prompts
     tokens = work.decodes + work.prompt_tokens
@@ -110,7 +113,7 @@ def row(net: Net, fitted: Numbers) -> Row:
 def profile(
     nets: Mapping[str, Net], shapes: Mapping[str, Shape], links: Mapping[str, float], mem_bytes: int, devices: int
 ) -> TableProfile:
-    """Return the profile that policies query for the seconds of steps, loads and moves of these networks.
+    """Return the profile from which policies read the seconds of steps, loads and moves of these networks.
 
     `links` has the rate of each link in GB/s.
     """

@@ -1,8 +1,8 @@
-"""A core of the processor as a device; see device.py.
+"""A CPU core as a device; see device.py.
 
-The device's memory is a file without a name (memfd), whose size is the device's budget. A range of addresses is
-reserved without memory, and granules of the file are mapped into the range where they are used. A worker has a share of
-the core by sleeping between kernels.
+The device's memory is a file without a name (memfd), whose size is the device's budget. A range of addresses is first
+reserved without memory. Granules of the file are then mapped into the range where they are used. A worker that has a
+share of the core sleeps between kernels for the rest.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Space:
         self._base = _mmap(None, self.size, NONE, RESERVED, -1, 0)
 
     def map(self, at: int, offset: int, size: int) -> None:
-        """Map `size` bytes from `offset` of the device's memory to `at` of the range."""
+        """Map `size` bytes of the device's memory, from `offset` on, at position `at` of the range."""
         _mmap(self._base + at, size, BOTH, mmap.MAP_SHARED | MAP_FIXED | MAP_POPULATE, self._memory, offset)
 
     def unmap(self, at: int, size: int) -> None:
-        """Unmap `size` bytes of the range from `at` on."""
+        """Unmap `size` bytes of the range, from position `at` on."""
         _mmap(self._base + at, size, NONE, RESERVED | MAP_FIXED, -1, 0)
 
     def leave(self, size: int) -> None:
@@ -70,7 +70,7 @@ class Space:
 
 
 class Core:
-    """A core of the processor as a device; see Device."""
+    """A CPU core as a device; see Device."""
 
     place = torch.device("cpu")
 
@@ -83,17 +83,17 @@ class Core:
         return Space(self.memory, size)
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
-        """Do nothing, as the nursery sets torch up before it forks workers; see Device."""
+        """Do nothing, because the nursery sets torch up before it forks workers; see Device."""
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:  # noqa: ARG002 - the worker sleeps
-        """Return a context without effect, as the worker gets its share of the core by sleeping; see Device."""
+        """Return a context that does nothing, because a worker with a share of the core sleeps instead; see Device."""
         return nullcontext()
 
     def wait(self) -> None:
-        """Do nothing, as a kernel on a core is done when its call returns; see Device."""
+        """Do nothing, because a kernel on a core is done when its call returns; see Device."""
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
-        """Return the block table of a step's decodes, and the mask of their tokens; see Attention."""
+        """Return the block table of a step's decodes, and a mask of its entries that are tokens; see Attention."""
         return model.block_table(parts, kv)
 
     def decode_attention(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
@@ -110,10 +110,10 @@ class Core:
         return model.prompt_attention(kv, layer, part, blocks, q)
 
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> None:
-        """Return None, as a fused kernel would save nothing on a core; see Device."""
+        """Return None, because a fused kernel would save nothing on a core; see Device."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
-        """Return None, as kernel launches cost nothing on a core and graphs would save nothing; see Device."""
+        """Return None, because kernel launches cost almost nothing on a core, so graphs would not help; see Device."""
 
     def export(self, *tensors: Tensor) -> Any:
         """Return the tensors as NumPy arrays, which can be sent to another process; see Device."""
@@ -124,7 +124,7 @@ class Core:
         return [torch.from_numpy(array) for array in handle]
 
     def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> None:
-        """Return None, as another process cannot read the KV of this device; see Device."""
+        """Return None, because another process cannot read the KV of this device; see Device."""
 
     def imported_attention(self, handle: Any) -> None:
-        """Return None, so that the worker of the other device is asked at each layer; see Device."""
+        """Return None, so that at each layer the worker of the other device is asked instead; see Device."""

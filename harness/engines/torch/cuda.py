@@ -1,18 +1,18 @@
-"""NVIDIA cards as devices; device.py says what a device does. Workers are threads of one process with all the memory.
+"""NVIDIA cards as devices; device.py describes a device. Workers are threads of one process that has all the memory.
 
-A device's memory is a heap of physical handles, one for each granule, which are created once (cuMemCreate). A handle is
-mapped in the flat range of its device, through which the links copy (cuda_links.py). It is also mapped in a space of
-each worker that uses it (cuMemMap, cuMemSetAccess). The first granule of every space is always mapped to the heap's
-sink. Triton asks the driver about the base address of a pointer, and this address must be mapped.
+A device's memory is a heap of physical handles, one for each granule, which are created once (cuMemCreate). Each handle
+is mapped in the flat range of its device, which the links use for copies (cuda_links.py). It is also mapped in a space
+of each worker that uses it (cuMemMap, cuMemSetAccess). The first granule of every space is always mapped to the heap's
+sink: Triton asks the driver about the base address of a pointer, so this address must be mapped.
 
-A share of the SMs is a green context, which is one part of a split of the device's SMs. Prefills get the first part of
-a split and decodes the second part, so they are disjoint unless they ask for more than all SMs. The kernels that
-compute are in fused.py.
+A share of the SMs is a green context, one of the two parts of a split of the device's SMs. Prefills get the first part
+of a split and decodes the second part. So the two are disjoint unless together they ask for more than all SMs. The
+kernels that compute are in fused.py.
 
-    Cards      all devices of a run, and what one worker hands to another
+    Cards      all devices of a run, and the objects that workers pass to each other
     Heap       a device: its handles and its SMs
     Space      a range of addresses in which some granules of a heap are mapped
-    Card       a device (a card, or a part of its SMs and memory) as one worker has it, with streams and graphs
+    Card       a device (a card, or a part of its SMs and memory) as one worker uses it, with streams and graphs
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bind() -> None:
 class Heap:
     """The memory of a device, and its SMs.
 
-    `resource` is the driver's handle of its SMs. `green` is its green context, or None for a whole card.
+    `resource` is the driver's handle of the SMs. `green` is the green context of the SMs, or None for a whole card.
     """
 
     def __init__(self, size: int, granule: int, card: int, resource: Any, green: Any) -> None:
@@ -82,8 +82,8 @@ class Heap:
     def partition_stream(self, sms: int, rest: bool) -> tuple[Any, int]:
         """Create a stream on about `sms` SMs; return the stream, and the number of SMs that it really has.
 
-        The SMs are split in two. The stream gets the first part or, with `rest`, the second part. If `sms` is not below
-        the device's SMs, the stream has all of them.
+        The SMs are split in two. The stream gets the first part or, with `rest`, the second part. If `sms` is at least
+        the number of the device's SMs, the stream has all of them.
         """
         if sms >= self.sms:
             return self.stream(), self.sms
@@ -102,10 +102,10 @@ class Heap:
 
 
 class Cards:
-    """All devices of a run, whose weights and KV have the type `dtype`.
+    """All devices of a run; `dtype` is the type of their weights and KV.
 
-    Workers also pass objects to each other through it. One worker exports an object, and another takes it by its
-    number.
+    Workers also pass objects to each other through `Cards`. One worker exports an object under a number, and another
+    takes the object that has this number.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -115,7 +115,7 @@ class Cards:
         self._exported: dict[int, Any] = {}  # objects on their way between workers, by number
 
     def open(self, sizes: Sequence[int], granule: int, sms: int) -> str:
-        """Create a heap with `sms` SMs for each of `sizes` (bytes); return the reason if that fails, else ""."""
+        """Create a heap with `sms` SMs for each of `sizes` (bytes); return the reason of a failure, or ""."""
         torch.cuda.init()
         cards = torch.cuda.device_count()
         per_card = -(-len(sizes) // cards)
@@ -139,7 +139,7 @@ class Cards:
         return ""
 
     def export(self, what: Any) -> int:
-        """Store an object until another worker takes it; return the number by which `take` returns it."""
+        """Store an object until another worker takes it; return the number that `take` needs for it."""
         number = next(self._numbers)
         self._exported[number] = what
         return number
@@ -161,18 +161,18 @@ class Space:
         driver.allow(self._base, self.granule, heap.card)
 
     def map(self, at: int, offset: int, size: int) -> None:
-        """Map `size` bytes from `offset` of the heap to `at` of the range; see device.Space."""
+        """Map `size` bytes of the heap, from `offset` on, at position `at` of the range; see device.Space."""
         first = offset // self.granule
         self._map(at, self.heap.handles[first : first + size // self.granule])
 
     def map_sink(self, at: int, size: int) -> None:
-        """Map every granule of a part of the range to the heap's sink, so that what is written there is lost."""
+        """Map every granule of a part of the range to the heap's sink, so that data written there is lost."""
         self._map(at, [self.heap.sink] * (size // self.granule))
 
     def _map(self, at: int, handles: Sequence[Any]) -> None:
-        """Map handles one after the other, beginning at `at` of the range.
+        """Map handles one after another, from position `at` of the range on.
 
-        A handle that is already mapped at its place is skipped, because a driver call takes 40 us a granule.
+        Skip handles that are already mapped at their position, because a driver call takes 40 us for each granule.
         """
         first, base = at // self.granule, self._base + self.granule
         # The granules whose mapping changes, by their number in the range.
@@ -187,13 +187,13 @@ class Space:
             driver.allow(base + places[0] * self.granule, len(places) * self.granule, self.heap.card)
 
     def unmap(self, at: int, size: int) -> None:
-        """Unmap `size` bytes of the range from `at` on; see device.Space."""
+        """Unmap `size` bytes of the range, from position `at` on; see device.Space."""
         driver.unmap(self._base + self.granule + at, size)
         for k in range(at // self.granule, (at + size) // self.granule):
             del self._mapped[k]
 
     def leave(self, size: int) -> None:
-        """Do nothing: the granules stay mapped, and mapping them here again takes no driver call; see device.Space."""
+        """Do nothing; the granules stay mapped, so mapping them again needs no driver call; see device.Space."""
 
     def tensor(self) -> Tensor:
         """Return the whole range, mapped or not, as one flat tensor; see device.Space."""
@@ -205,7 +205,7 @@ class Space:
 
 
 class Card:
-    """A device as one worker uses it, with separate streams for each worker; see device.Device."""
+    """A device as one worker uses it; each worker has separate streams; see device.Device."""
 
     def __init__(self, cards: Cards, number: int, memory: int) -> None:
         os.close(memory)  # an unused placeholder: the memory of a card is no file
@@ -230,8 +230,8 @@ class Card:
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Compile kernels and capture graphs for each model; see Device.
 
-        During this, the address ranges of the model's weights and of one KV block are mapped to memory. Afterwards they
-        are unmapped again.
+        Meanwhile, the address ranges of the model's weights and of one KV block are mapped to memory. They are unmapped
+        again at the end.
         """
         # A model's embedding lies first in its weights.
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
@@ -261,7 +261,7 @@ class Card:
     def lane(self, share: float | None, phase: str) -> Iterator[None]:
         """Return a context in which kernels run on a stream with a share of the SMs; see Device.
 
-        In the phase "attend", the context ends without waiting for its kernels. The worker that imports the result
+        In the phase "attend", the context ends without waiting for its kernels. The worker that imports their result
         waits for them instead.
         """
         before = self.sms
@@ -273,7 +273,7 @@ class Card:
         self.sms = before
 
     def wait(self) -> None:
-        """Wait until all kernels that were launched are done, calling `meanwhile` again and again; see Device."""
+        """Wait until all launched kernels are done, calling `meanwhile` again and again until then; see Device."""
         end = torch.cuda.Event()
         end.record()
         while self.meanwhile is not None and not end.query():
@@ -291,12 +291,15 @@ class Card:
     def _fuses(self, kv: Tensor) -> bool:
         """Tell whether the fused kernels can compute attention over this KV.
 
-        The answer depends on the data type, the sizes of the KV, and the number of queries per KV head.
+        The answer depends on the data type and the sizes of the KV, and on the number of queries per KV head.
         """
         return fused.serves(kv) and kv.data_ptr() not in self._unfused
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
-        """Return a step's decode contexts for the fused kernels or, without these, a block table; see Attention."""
+        """Return a step's decode contexts for the fused kernels or, if these cannot serve it, a block table.
+
+        See Attention.
+        """
         if not self._fuses(kv):
             return model.block_table(parts, kv)
         first, stride = fused.units(kv)
@@ -318,7 +321,8 @@ class Card:
     def prompt(self, part: Part, kv: Tensor) -> Any:
         """Copy the block numbers of a prompt piece to the card, once per step; see Attention.
 
-        A copy between two layers would wait until the earlier layer is computed.
+        A copy between two layers would wait until the earlier layer is computed. The block numbers are part of the
+        result.
         """
         return part, model.block_ids(part, kv), edges(part.tokens, part.context, self.place)
 
@@ -335,7 +339,10 @@ class Card:
         return varlen(q.contiguous(), key, value, ends)
 
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Apply RoPE and write keys and values to the KV in one kernel, if it can serve this step; see Attention."""
+        """Apply RoPE and write keys and values to the KV in one kernel; see Attention.
+
+        Return None if the kernel cannot serve the step.
+        """
         kv, net, norms = step.kv, step.weights.net, step.weights.layers[layer].norms
         if step.remote or not fused.serves(kv):
             return None
@@ -344,7 +351,7 @@ class Card:
         return q, q[:0], q[:0]
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:  # noqa: ARG002
-        """Begin a step as CUDA graphs of its size or the next larger one; None if it has no graphs; see Device."""
+        """Begin a step as CUDA graphs that have its size or the next larger one; None if no graphs fit; see Device."""
         chosen = next((each for each in self._graphs.get(kv.data_ptr(), ()) if each.takes(order)), None)
         return None if chosen is None else chosen.begin(order, ids)
 
@@ -363,9 +370,9 @@ class Card:
         return [tensor.to(self.place) for tensor in tensors]
 
     def export_attention(self, kv: Tensor, slots: model.Slots, contexts: Any) -> Any:
-        """Export a callable that computes attention over this KV; return the number by which a worker takes it.
+        """Export a callable that computes attention over this KV, and return its number, with which a worker takes it.
 
-        The number is a handle as in Device.
+        The number is the handle of Device.export_attention.
         """
         return self.cards.export(partial(self._attention_for, kv, slots, contexts))
 
@@ -381,7 +388,7 @@ class Card:
     ) -> Tensor:
         """Write the new keys and values to the KV, and return the attention over it, computed on this device.
 
-        Another worker calls this in its thread to ask for the attention. The streams of the two devices wait for each
+        The worker that needs the attention calls this in its own thread. The streams of the two devices wait for each
         other; the thread does not wait.
         """
         asking, (attending, _) = torch.cuda.current_stream(), self._stream(None, "attend")

@@ -1,4 +1,4 @@
-"""The links of cards, which use copy engines to copy between heaps and host memory.
+"""The links of cards: they copy between heaps and host memory with copy engines.
 
 On cores, `links.py` copies between files instead.
 """
@@ -30,14 +30,14 @@ AHEAD = 2  # chunks of a link on their way: the copy engine has the next one whi
 
 
 class Store(NamedTuple):
-    """A memory from which and to which links copy."""
+    """A memory that links copy from and to."""
 
     at: int
     on_host: bool
 
 
 class Flying(NamedTuple):
-    """A chunk whose copy is in flight."""
+    """A chunk of a copy that is in flight."""
 
     event: Any  # recorded after it
     due_s: float  # it is done no sooner, by the monotonic clock
@@ -45,7 +45,7 @@ class Flying(NamedTuple):
 
 
 class Line:
-    """One link, which does its copies one after another, in a separate thread with a separate stream."""
+    """One link, which does its copies one after another, in its own thread and stream."""
 
     def __init__(self, stores: Mapping[int, Store], done: Callable[[int], None]) -> None:
         self.stores, self.done = stores, done
@@ -54,7 +54,7 @@ class Line:
         self.more = threading.Condition()
 
     def run(self) -> None:
-        """Copy the ordered copies chunk by chunk until the link ends; chunks of KV go first.
+        """Do the link's copies chunk by chunk until the link ends; copies of KV go first.
 
         Up to AHEAD chunks are in flight at the same time. A chunk counts as done no sooner than the link's rate allows.
         """
@@ -93,7 +93,7 @@ class Line:
 
 
 class Links:
-    """All links of a run; each copies in a separate thread."""
+    """All links of a run; each has its own thread."""
 
     def __init__(self, cards: cuda.Cards, engine: Connection) -> None:
         self.cards, self.engine, self.stores = cards, engine, dict[int, Store]()
@@ -102,7 +102,7 @@ class Links:
         self._memory: list[mmap.mmap] = []
 
     def serve(self) -> None:
-        """Carry out the copies that the engine orders. Raises EOFError once the engine is gone."""
+        """Carry out the copies that the engine orders. Raises EOFError once the engine has ended."""
         try:
             while True:
                 self._do(self.engine.recv())
@@ -130,9 +130,9 @@ class Links:
             self.engine.send(Copied(number, time.monotonic()))
 
     def _take(self, numbers: Sequence[int], served: Sequence[Net]) -> None:
-        """Register the heaps and the files of host memory as stores of the links.
+        """Register heaps and files of host memory as stores of the links.
 
-        Files are locked in memory. The files of models are then filled with the models' weights.
+        The files are locked in memory. Then the models' weights are written to the files of models.
         """
         files = take_files(self.engine, len(numbers))
         by_inode: dict[int, Store] = {}  # weights on disk have the file of those in host memory
@@ -149,7 +149,7 @@ class Links:
             draw(net, k, self.stores[len(self.cards.heaps) + 1 + k].at, self.cards.dtype)
 
     def _locked(self, file: int) -> Store:
-        """Map a file of host memory, touch its pages in several threads, and lock it; return it as a store."""
+        """Map a file of host memory, touch its pages in several threads, and lock them; return the file as a store."""
         memory = mmap.mmap(file, os.fstat(file).st_size)
         self._memory.append(memory)
         at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
@@ -161,7 +161,7 @@ class Links:
 
 
 def draw(net: Net, seed: int, at: int, dtype: torch.dtype) -> None:
-    """Write a network's weights to host memory, from its checkpoint or else drawn at random on the card."""
+    """Write a network's weights to host memory: those of its checkpoint, or else weights drawn on the card."""
     if net.folder:
         whole = torch.from_numpy(nets.blob(net, seed)).to(dtype)
         ctypes.memmove(at, whole.data_ptr(), whole.nbytes)

@@ -1,7 +1,8 @@
-"""A device as a worker knows it: an interface that cpu.py and cuda.py implement.
+"""A device as a worker uses it: an interface that cpu.py and cuda.py implement.
 
-Its memory is accessed through spaces: ranges of addresses, in which granules are mapped where they are used. To pass a
-granule from one model to another, it is mapped elsewhere, without a copy. An unmapped address cannot be read.
+Workers access the memory of a device through spaces. A space is a range of addresses, in which granules of the memory
+are mapped where they are used. A granule passes from one model to another without a copy: it is mapped at another
+address. An unmapped address cannot be read.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Space(Protocol):
     """A range of addresses, parts of which are mapped to the device's memory."""
 
     def map(self, at: int, offset: int, size: int) -> None:
-        """Map `size` bytes from `offset` of the device's memory to `at` of the range."""
+        """Map `size` bytes of the device's memory, from `offset` on, at position `at` of the range."""
 
     def unmap(self, at: int, size: int) -> None:
-        """Unmap `size` bytes of the range from `at` on."""
+        """Unmap `size` bytes of the range, from position `at` on."""
 
     def leave(self, size: int) -> None:
         """Release the first `size` bytes of the range; they may stay mapped until other memory is mapped there."""
@@ -40,10 +41,10 @@ class UnderWay(Protocol):
         """Compute the layers before `until` that are not computed yet; see model.Pass."""
 
     def computed(self, wait: Callable[[], None]) -> Computed:
-        """Return the result after the last layer; `wait` returns once all launched kernels are done."""
+        """Return the result after the last layer; the function `wait` returns once all launched kernels are done."""
 
     def kernels_s(self, times: int) -> float | None:
-        """Return the mean seconds of the step's kernels over `times` runs back to back.
+        """Return the mean seconds of the step's kernels over `times` repetitions, back to back.
 
         Return None if the step does not run as graphs.
         """
@@ -59,13 +60,13 @@ class Device(Attention, Protocol):
         """Reserve a range of `size` bytes of addresses."""
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
-        """Do one-time work before a run, so that the first steps do not wait for it."""
+        """Do one-time work before a run starts, so that the first steps do not wait for it."""
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
-        """Return a context in which kernels run on a share of the device; it ends when all of them are done."""
+        """Return a context in which kernels run on a share of the device; it waits for them at its end."""
 
     def wait(self) -> None:
-        """Wait until all kernels that were launched are done, calling `meanwhile` again and again."""
+        """Wait until all launched kernels are done, calling `meanwhile` again and again until then."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:
         """Begin a step as graphs, and return it; return None if its kernels must be launched one by one."""
@@ -77,7 +78,7 @@ class Device(Attention, Protocol):
         """Return the tensors that another worker exported under a handle."""
 
     def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> Any:
-        """Return a handle to a callable with which another worker runs attention over this KV for one step."""
+        """Return a handle to a callable with which another worker computes attention over this KV, for one step."""
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
         """Return the callable of an exported handle; it takes layer, query, key and value, and returns the attention.

@@ -1,4 +1,4 @@
-"""The end of a process or thread of the engine: with the engine, or with a line that gives the reason."""
+"""The end of a process or thread of the engine: silent if the engine ended, else one line with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def ended_with(serve: Callable[[], None]) -> bool:
-    """Run `serve` until the engine is gone, and return True; on another error, print it and return False."""
+    """Run `serve` until the engine ends, then return True; on any other error, print it and return False."""
     try:
         serve()
     except (EOFError, ConnectionResetError, BrokenPipeError):
@@ -24,9 +24,9 @@ def ended_with(serve: Callable[[], None]) -> bool:
 
 
 def bound(bind: Callable[[], None], serve: Callable[[], None]) -> None:
-    """Bind this thread to the cards, and run `serve` until the engine is gone.
+    """Bind this thread to the cards, and run `serve` until the engine ends.
 
-    An error ends the whole process, because it may have broken state that the other threads share.
+    Any other error ends the whole process, because it may have broken state that the other threads share.
     """
     bind()
     if not ended_with(serve):

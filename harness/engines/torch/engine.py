@@ -1,13 +1,13 @@
-"""An engine for every action of the vocabulary: worker processes on cores, or threads on cards, run real kernels.
+"""An engine for every action of a policy: worker processes on cores, or threads on cards, run real kernels.
 
-The policy and all bookkeeping run in this process, which imports no torch: memory in granules (pages.py), lanes and
-their steps (lanes.py, stepping.py), requests (wallclock.py). On orders of this process, workers map memory and compute
-steps (worker.py), and links copy (links.py). The times of steps are measured by the workers.
+The policy and all bookkeeping run in this process, which does not import torch: memory in granules (pages.py), lanes
+and their steps (lanes.py, stepping.py), requests (wallclock.py). This process sends orders to workers, which map memory
+and compute steps (worker.py), and to links, which copy (links.py). The workers measure the times of steps.
 
-A worker steps one lane after the other. With `process=gpu` a device has one worker. With `model` and `kept` it has one
-for each model, with `pair` one for each model and phase. Lanes with a partition (`Run.sms`) have separate workers, by
-phase. With `sharing=fluid` the operating system or the card schedules the workers of a device; with `sharing=turns` one
-of them steps at a time.
+A worker computes steps of one lane after another. With `process=gpu` a device has one worker. With `model` and `kept` a
+device has one worker for each model; with `pair`, one for each model and phase. Lanes with a partition (`Run.sms`) have
+separate workers, one for each phase. With `sharing=fluid` the operating system or the card schedules the workers of a
+device; with `sharing=turns` only one of them computes a step at a time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Torch(Stepping):
         self.workers.start()
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Wait until the workers started so far are ready, then start the clock; see Engine."""
+        """Wait until all workers that were started are ready, then start the clock; see Engine."""
         if self.layout == "gpu":
             for device in range(self.config.gpus):
                 self.workers.worker(device)
@@ -131,19 +131,19 @@ class Torch(Stepping):
     def _cores(self) -> tuple[float, float]:
         """The number of cores that this process kept busy, and the number that processes outside the engine kept busy.
 
-        Both are read once, at the end of the run.
+        Both are measured once, at the end of the run.
         """
         return (0.0, 0.0) if self.workers.load is None else self.workers.load.cores()
 
     def about(self) -> Mapping[str, Any]:
-        """Return the verdict on whether the run measured its devices, or nothing for cards; see Observed."""
+        """Return the verdict: whether the run's times are those of its devices; nothing for cards; see Observed."""
         if self.kind.name != "cpu":  # CPU interference checks do not apply to cards
             return {}
         lanes = (Share(b.inst.model, sms / self.kind.sms, *seconds) for (b, sms), seconds in self._share_s.items())
         return {"verdict": verdict(*self._cores, len(self.workers.cores), self.config.gpus, lanes)}
 
     def side(self) -> Mapping[str, Any]:
-        """Return the workers that ended by themselves, each as a line of text; see Observed."""
+        """Return the workers that ended unexpectedly, each as a line of text; see Observed."""
         return {"workers_lost": self.lost} if self.lost else {}
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
@@ -151,16 +151,17 @@ class Torch(Stepping):
         return {}
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Let a worker end. From then on other workers step its instances."""
+        """Let a worker end. From then on, other workers compute the steps of its instances."""
         self.workers.dismiss(worker)
         for resident in self.residents.by_inst.values():
             if resident.worker is worker:
                 resident.worker = None
 
     def _lost(self, worker: WorkerProcess) -> None:
-        """Continue after a worker ended by itself: fail the requests of its step; other workers step its instances.
+        """Continue after a worker ended unexpectedly: the requests of its step fail.
 
-        Raises UserError if MOST_LOST workers ended in a row with no step between them.
+        From then on, other workers compute the steps of its instances. Raises UserError if MOST_LOST workers ended
+        without any finished step between them.
         """
         self.lost.append(f"worker {worker.pid} of device {worker.device} ended at {self.now_s:.3f} s")
         print(f"torch: {self.lost[-1]}; the requests of its step fail", file=sys.stderr, flush=True)
@@ -178,7 +179,7 @@ class Torch(Stepping):
         self.freed()
 
     def _unstick(self) -> None:
-        """Report and kill workers that have not answered for `stuck_s`; raise UserError if a link is stuck."""
+        """Kill workers that have not answered for `stuck_s`, and report them; raise UserError if a link is stuck."""
         if late := self.workers.late_link(self.fields.stuck_s):
             raise UserError(f"torch: {late}")
         for worker in self.workers.overdue(self.fields.stuck_s):
@@ -218,7 +219,7 @@ class Torch(Stepping):
                 self.residents.landed()
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event, or None if no event comes by `until_s`; see Engine."""
+        """Return the next event, or None if there is none until the time `until_s`; see Engine."""
         until_s = min(until_s, self._end_s)
         while True:
             self.clock()
@@ -237,7 +238,7 @@ class Torch(Stepping):
             self._receive(min(self.fields.stuck_s, max(0.0, due_s - self.now_s)))
 
     def _under_way(self) -> bool:
-        """Tell whether a step, a start, a load or a copy is under way, which will end without a new action."""
+        """Tell whether anything is under way that will end without a new action: a step, a start, a load or a copy."""
         busy = any(worker.step is not None or not worker.ready for worker in self.workers.processes.values())
         loading = any(resident.state == "loading" for resident in self.residents.by_inst.values())
         return busy or loading or bool(self.moves.under_way)
@@ -267,7 +268,7 @@ class Torch(Stepping):
         return None
 
     def release(self, request: Live) -> None:
-        """Free a request's KV as soon as no step and no copy uses it; see WallClock."""
+        """Free a request's KV, once no step and no copy uses it; see WallClock."""
         request.kv_tokens = 0
         if (transfer := self.moves.moving.pop(request.rid, None)) is not None:
             self.moves.over(transfer)
@@ -282,7 +283,7 @@ class Torch(Stepping):
             self.freed()
 
     def freed(self) -> None:
-        """Start those waiting moves that fit now, then report that memory came free; see WallClock."""
+        """Start the waiting moves that now fit, then report that memory became free; see WallClock."""
         for rid, transfer in list(self.moves.moving.items()):
             waits = transfer.kv is None and self.moves.moving.get(rid) is transfer  # one that departs may free memory
             if waits and rid not in self.stepping:
@@ -293,8 +294,8 @@ class Torch(Stepping):
     def withdrawn(self, request: Live) -> None:
         """Take a request out of its batch; see WallClock.
 
-        Its KV stays where it is, with one exception. If its prompt is computed only in part, and no step is computing
-        it now, the KV is freed.
+        Its KV stays where it is, with one exception: the KV of a partly computed prompt is freed, unless a step is
+        computing the prompt now.
         """
         if request.batch is not None:
             batch, kv = request.batch, self.kv.get(request.rid)
@@ -304,9 +305,9 @@ class Torch(Stepping):
             self.residents.leave_if_due(batch.inst)
 
     def preempt(self, request: Live) -> Preempted:
-        """Take a member's KV to free memory, and return the event that reports it.
+        """Preempt a batch member to free its KV memory, and return the event that reports it.
 
-        The KV is recomputed later or, with `preempt=swap`, moved to the host and back.
+        Later, its KV is computed again. With `preempt=swap`, its KV is moved to the host and back instead.
         """
         if self.swap and request.kv_tokens:
             self.moves.begin(Transfer(request, Host(0), attend=False, under=None))
@@ -315,7 +316,7 @@ class Torch(Stepping):
         return self.preempted(request)
 
     def waits_for(self, request: Live) -> str:
-        """Return the cause for which a request waits: "load", "transfer", "queue" or "kv"; see WallClock."""
+        """Return the reason why a request waits: "load", "transfer", "queue" or "kv"; see WallClock."""
         assert request.batch is not None
         resident = self.residents.by_inst.get(request.batch.inst)
         if resident is None or resident.state == "loading":
@@ -329,9 +330,9 @@ class Torch(Stepping):
         return "queue" if account.fits(account.blocks_for(request.ctx_tokens + 1)) else "kv"
 
     def charge(self) -> None:
-        """Charge the time of every request up to now to its cause, at most once per CHARGE_S; see WallClock.
+        """Add the time since the last charge to the cause for which each request now waits; see WallClock.
 
-        The requests of a step are also charged at its beginning and its end.
+        This is done at most once per CHARGE_S. The requests of a step are also charged at its beginning and its end.
         """
         if self.now_s < self._charged_s + CHARGE_S:
             return
@@ -353,7 +354,7 @@ class Torch(Stepping):
         return refusal
 
     def noted(self) -> Noted:
-        """Charge the time of all requests up to now, and return the state of the run's records; see WallClock."""
+        """Add the time of all requests up to now to their causes, and return the run's records; see WallClock."""
         self._charged_s = -math.inf
         return super().noted()
 

@@ -1,12 +1,12 @@
 """The fused kernels with which cards serve a model, and the model's steps as CUDA graphs.
 
-A step of decodes is one graph, and so is a step of whole prompts with decodes beside them. There is a graph for each
-size and stream. Its addresses stay the same, whatever memory is mapped there. A step in slices is one graph for each
-layer, because slices differ from step to step. Each share of the SMs has a stream. Graphs of this stream are captured
-when it first has a step of their size. Other steps, such as those with later pieces of prompts, are launched kernel by
-kernel. They are slower: the workers of a card are threads of one interpreter, so a launch waits for the interpreter's
-lock. The kernels, which the probe measures, need bfloat16 and sizes that are powers of two; other networks are served
-by torch's kernels.
+A step of decodes is one graph; a step of whole prompts and decodes is also one graph. There is a graph for each size
+and stream. The addresses in a graph stay the same, whatever memory is mapped there. A step in slices is one graph for
+each layer, because slices differ from step to step. Each share of the SMs has its own stream. A graph of this stream is
+captured when the stream first has a step of that size. Other steps, such as those with later pieces of prompts, are
+launched kernel by kernel. They are slower: the workers of a card are threads of one interpreter, so each launch waits
+for the interpreter's lock. The kernels, which the probe measures, need bfloat16 and sizes that are powers of two.
+Torch's kernels serve all other networks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WIDE = ("slot", "block", "within", "last")  # these buffers take 8 bytes a numbe
 
 
 class Contexts(NamedTuple):
-    """The contexts of a batch of decodes in the form that the attention kernel takes, with its scratch memory."""
+    """The contexts of a batch of decodes, in the form that the attention kernel takes, and its scratch memory."""
 
     table: Tensor  # int32 (contexts, blocks): where each block's keys of the first layer lie, in 256 bytes
     tokens: Tensor  # int32
@@ -50,7 +50,7 @@ class Contexts(NamedTuple):
 
 
 def serves(kv: Tensor) -> bool:
-    """Tell whether the fused kernels can serve the network of this KV.
+    """Tell whether the fused kernels can serve the network that has this KV.
 
     They need bfloat16, and a block size and a head dimension that are powers of two and at least 16.
     """
@@ -58,19 +58,19 @@ def serves(kv: Tensor) -> bool:
 
 
 def anchor(kv: Tensor) -> Tensor:
-    """Return a tensor at the base address of the space that holds the KV, which is always mapped."""
+    """Return a tensor at the base address of the space in which the KV is mapped; this address is always mapped."""
     return kv.as_strided((1,), (1,), 0)
 
 
 def units(kv: Tensor) -> tuple[int, int]:
-    """Return two offsets in units of 256 bytes: from the anchor to the first block, and from each block to the next."""
+    """Return two offsets in units of 256 bytes: from the anchor to the first block, and between adjacent blocks."""
     return kv.storage_offset() * kv.itemsize // UNIT_BYTES, kv.stride(0) * kv.itemsize // UNIT_BYTES
 
 
 def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
-    """Return the scratch tensors of `rows` contexts, and the number of parts into which each context is split.
+    """Return two scratch tensors for `rows` contexts, and the number of parts into which each context is split.
 
-    The number is a power of two, at most 32. Within this limit it gives each SM at least two programs.
+    The number is a power of two, at most 32. Up to this limit, it is large enough to give each SM two programs.
     """
     heads, dim, splits = kv.shape[4], kv.shape[5], 1
     while splits < 32 and rows * heads * splits < 2 * sms:
@@ -152,7 +152,7 @@ class Graphs:
     """The CUDA graphs of a model's steps on a device, and the buffers that they read and write.
 
     There is a graph for each size, range of layers and stream. The staging buffer consists of named arrays; `sizes` has
-    the length of each in int32 numbers. A step has at most `rows` tokens and `parts` parts.
+    the length of each array in int32 numbers. A step has at most `rows` tokens and at most `parts` requests.
     """
 
     def __init__(self, shared: Tables, sizes: Mapping[str, int], rows: int, parts: int) -> None:
@@ -183,7 +183,10 @@ class Graphs:
         return p.remote < 0 and p.context <= len(self.shared.cos)
 
     def _decode(self, k: int, p: Part) -> None:
-        """Write a decode to row `k` of the staging buffer; it computes the one token after its cached tokens."""
+        """Write a decode to row `k` of the staging buffer.
+
+        The decode computes the token at position `p.cached_tokens`, the first one that is not cached.
+        """
         a, n = self.arrays, p.cached_tokens // self.block + 1
         first, stride = units(self.shared.kv)
         a["position"][k], a["tokens"][k] = p.cached_tokens, p.cached_tokens + 1
@@ -193,8 +196,8 @@ class Graphs:
     def _slot(self, block: Any, within: Any) -> Any:
         """Return the index in the KV at which rope_write stores the first layer's key of each token.
 
-        The index counts elements of the KV's storage. `block` is the token's block, and `within` is its position in the
-        block. Both may be numbers or arrays.
+        The index counts elements of the KV's storage. `block` is the number of the token's block, and `within` the
+        token's position in the block. Both may be numbers or arrays.
         """
         kv = self.shared.kv
         return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
@@ -213,7 +216,7 @@ class Graphs:
     def graph(self, size: int, first: int, end: int) -> tuple[Any, tuple[Tensor, Tensor] | None]:
         """Return the graph of layers `first` to `end` for a size on the current stream; the first call captures it.
 
-        Return also the logits and tokens that it computes, or None if `end` is not the last layer.
+        Also return the logits and tokens that the graph computes, or None if `end` is not the last layer.
         """
         stream = torch.cuda.current_stream()
         key = size, first, end, int(stream.cuda_stream)
@@ -235,7 +238,7 @@ class Graphs:
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
         """Launch the kernels of layers `first` to `end` of a step.
 
-        Return the logits and tokens (None before the last layer), and the tensors that must stay alive because a
+        Return the logits and tokens (None before the last layer), and further tensors. These must stay alive, because a
         captured graph uses their memory.
         """
         raise NotImplementedError
@@ -248,10 +251,10 @@ class Graphs:
         first: int,
         end: int,
     ) -> Tensor:
-        """Launch layers `first` to `end` over tokens; after the last layer, return the output of the final norm.
+        """Launch layers `first` to `end` on some tokens; after the last layer, return the output of the final norm.
 
-        `at` has the tokens' positions and slots. `_x` holds the residual. `_out` holds the last output, which is still
-        to be added to the residual. Both keep their content from one graph to the next.
+        `at` has the tokens' positions and slots. The buffer `_x` stores the residual. The buffer `_out` stores the last
+        output, which is still to be added to the residual. Both buffers keep their content from one graph to the next.
         """
         W, s, kv, n = self.shared.weights, self.shared.weights.net.shape, self.shared.kv, len(ids)
         x, out, y, attended = self._x[:n], self._out[:n], self._y[:n], self._attended[:n]
@@ -301,7 +304,10 @@ class Replay:
         self._result: tuple[Tensor, Tensor] | None = None
 
     def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:  # noqa: ARG002
-        """Replay the graph of all layers if the step runs whole, else one graph for each layer before `until`."""
+        """Compute the layers before `until` that are not computed yet.
+
+        If these are all layers of the network, one graph computes them; otherwise, each layer has its own graph.
+        """
         whole = until - self._layer == self._graphs.layers
         cuts = [self._layer, until] if whole else range(self._layer, until + 1)
         for first, end in pairwise(cuts):
@@ -322,7 +328,7 @@ class Replay:
     def kernels_s(self, times: int) -> float:
         """Return the mean seconds of `times` replays of the graph of all layers; see device.UnderWay.
 
-        A first replay is not timed.
+        One replay before these is not timed.
         """
         graph, _ = self._graphs.graph(self._size, 0, self._graphs.layers)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -346,7 +352,7 @@ class Decodes(Graphs):
         super().__init__(shared, sizes, n, n)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step has only decodes, and not more than the largest graph."""
+        """Tell whether a step has only decodes, and no more of them than the largest graph."""
         return super().takes(order) and len(order.parts) <= ROWS[-1] and all(p.tokens == 1 for p in order.parts)
 
     def begin(self, order: Order, ids: Sequence[int]) -> Replay:
@@ -373,7 +379,7 @@ class Decodes(Graphs):
 
 
 class Prefills(Graphs):
-    """The graphs of steps of whole prompts, with decodes beside them.
+    """The graphs of steps that have whole prompts, or whole prompts and decodes.
 
     The first rows are those of the decodes. The size of a graph is its number of prompt tokens.
     """
@@ -387,7 +393,10 @@ class Prefills(Graphs):
         super().__init__(shared, sizes, n, DECODES + PROMPTS)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step has prompts, all of them whole, within the limits on prompts, decodes and tokens."""
+        """Tell whether a step has whole prompts only, within the limits on prompts, decodes and tokens.
+
+        It may also have decodes.
+        """
         prompts = [p for p in order.parts if p.tokens > 1]
         return (
             super().takes(order)

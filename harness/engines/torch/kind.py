@@ -1,8 +1,8 @@
 """Kinds of devices, with the numbers that the engine's bookkeeping needs, and ways to load weights.
 
-A worker computes by cpu.py or cuda.py. `DEVICE=cuda` serves on NVIDIA cards, with one process for all of them; without
-it a device is a core of the processor. If a run asks for more devices than there are cards, each card is split into
-equal parts of its SMs, its memory and its link to the host.
+With the environment variable `DEVICE=cuda`, devices are NVIDIA cards, which one process serves (cuda.py). Without it, a
+device is a core of the processor (cpu.py). If a run asks for more devices than there are cards, each card is split. The
+parts have equal shares of its SMs, its memory, and its link to the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARGIN = 6 * GIB  # bytes of a card that torch itself takes: activations, graphs
 
 
 class Way(NamedTuple):
-    """A way to load weights (`Load.way`) as this engine carries it out."""
+    """A way to load weights (`Load.way`): where this engine reads them, and over which links it copies them."""
 
     source: Literal["host", "disk"] = "host"
     starts: bool = False  # a process is started for it
@@ -131,7 +131,7 @@ def kind(config: Config) -> Kind:
 
 
 def cards() -> list[str]:
-    """Return the names of this machine's cards."""
+    """Return the names of this machine's NVIDIA cards."""
     lines = [line for path in sorted(CARDS.glob("*/information")) for line in path.read_text("utf-8").splitlines()]
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
     return named or ["a card"] * sum(path.name[6:].isdecimal() for path in DEVICES.glob("nvidia*"))

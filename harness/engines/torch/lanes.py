@@ -1,4 +1,4 @@
-"""Lanes with their turns and steps, and how a step is formed from a batch's members (docs/semantics.md, "A step")."""
+"""Lanes with their turns and steps, and how the members of a batch form a step (docs/semantics.md, "A step")."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.policy.types import Batch, Host, Phase
 
 @dataclass(slots=True)
 class Turn:
-    """The limits of a lane's turn: `for_s` seconds from its first step on, or `most` steps."""
+    """The limits of a lane's turn: `for_s` seconds after its first step begins, or `most` steps."""
 
     for_s: float | None
     most: int | None
@@ -26,18 +26,18 @@ class Turn:
 
     @property
     def until_s(self) -> float:
-        """The time at which the turn's `for_s` seconds are over; infinite before its first step or without them."""
+        """The time at which the turn's `for_s` seconds are over; infinite without `for_s` or before the first step."""
         return math.inf if self.for_s is None or self.began_s is None else self.began_s + self.for_s
 
     def over(self, now_s: float) -> Literal["steps", "time"] | None:
-        """Return the limit that the turn has reached; None if it is not over."""
+        """Return the limit that the turn has reached; None if it has reached neither."""
         if self.most is not None and self.steps >= self.most:
             return "steps"
         return "time" if now_s >= self.until_s else None
 
 
 class MemberPart(NamedTuple):
-    """A batch member's part of a step."""
+    """The part of a step that computes tokens of one batch member."""
 
     request: Live
     cached_tokens: int
@@ -46,7 +46,7 @@ class MemberPart(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A step that is in flight, or that waits between two slices."""
+    """A step that is being computed, or that waits between two of its slices."""
 
     number: int
     lane: Lane
@@ -60,7 +60,7 @@ class Step:
 
 
 class TimedStep(NamedTuple):
-    """A step that is over, with the times that calibrations read."""
+    """A step that has ended, with the times that calibrations read."""
 
     model: str
     parts: tuple[tuple[int, int], ...]  # each member's cached tokens, and those computed
@@ -71,7 +71,7 @@ class TimedStep(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A lane of a batch: the order in force, its turn, and its step."""
+    """A lane of a batch: the `Run` order that it follows, its turn, and its step."""
 
     batch: Batch
     phase: Phase
@@ -82,7 +82,7 @@ class Lane:
 
 
 def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], list[Event]]:
-    """Return the parts of a lane's next step, and events of members that failed or lost their KV for lack of memory."""
+    """Return the parts of a lane's next step, and events of members that failed or were preempted for lack of room."""
     c, batch = engine.config, lane.batch
     place = batch.inst.place
     assert not isinstance(place, Host)
@@ -109,8 +109,8 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
     """Return the parts of those decodes that have a block for their next token; each part is one token.
 
-    A decode that finds no free block preempts the request that was admitted last. It fails if no other request of its
-    model holds KV on the device.
+    If a decode finds no free block, the request that was admitted last is preempted. If no other request of its model
+    has KV on the device, the decode fails instead.
     """
     for request in decodes:
         while request.kv_tokens and not engine.hold(request, request.ctx_tokens):
@@ -132,15 +132,15 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
 
 
 def _latest(engine: Core, members: list[Live], account: Account) -> Live:
-    """Return the member to preempt when blocks are short: the last admitted one that holds KV in the account."""
+    """Return the member to preempt when blocks are short: the last admitted one that has KV in the account."""
     return [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is account][-1]
 
 
 def _tokens(engine: Core, request: Live, done: int) -> int:
     """Return the number of tokens for which a prompt needs blocks once `done` of its tokens are computed.
 
-    With admission "output", these are the prompt and the whole output. With "chunk", they are the `done` tokens until
-    the prompt's last token is computed. In all other cases, they are the context and one more token.
+    With `admission=output`, these are the prompt and the whole output. With `admission=chunk`, they are the `done`
+    tokens, as long as the prompt is not complete. In all other cases, they are the context and one more token.
     """
     if engine.config.admission == "output":
         return request.prompt_tokens + request.output_tokens
@@ -148,9 +148,9 @@ def _tokens(engine: Core, request: Live, done: int) -> int:
 
 
 def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *, whole: bool) -> None:
-    """Take blocks for the next pieces of prompts that already hold KV.
+    """Take blocks for the next pieces of prompts that already have KV.
 
-    A piece that finds no free block preempts the request that was admitted last.
+    If a piece finds no free block, the request that was admitted last is preempted.
     """
     prompts = [request for request in members if not request.kv_tokens and request.rid in engine.kv]
     for request in prompts:
@@ -174,7 +174,7 @@ def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *
 def _prompts(
     engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
 ) -> list[MemberPart]:
-    """Return the parts of a step that are prompt pieces or, with `whole`, whole prompts, up to `budget` tokens.
+    """Return a step's prompt pieces or, with `whole`, its whole prompts: at most `cap` parts and about `budget` tokens.
 
     Stop at the first prompt that does not fit.
     """
@@ -205,7 +205,7 @@ def _prompts(
 
 
 def turn_end_reason(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
-    """Return the reason why the turn of an idle lane is over; None if it is not over."""
+    """Return the reason why the turn of a lane is over; None if it is not over."""
     turn, inst = lane.turn, lane.batch.inst
     assert turn is not None
     if why := turn.over(engine.now_s):

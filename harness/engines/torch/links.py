@@ -1,8 +1,8 @@
 """The links: a process that copies between stores at given rates, as copy engines do while kernels run.
 
-On a GPU a byte from the host takes about 60 times as long as one from the GPU's memory; on a CPU both take the same. So
-a link moves chunks of CHUNK_S each, and a chunk counts as done no sooner than the link's rate allows. A link moves one
-chunk at a time.
+On a GPU, a byte from the host takes about 60 times as long as a byte from the GPU's memory. On a CPU, both take equally
+long. So a link copies one chunk after another, each of CHUNK_S seconds, and delays the end of a chunk until the link's
+rate allows it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ FASTEST = 1e12  # bytes/s by which copies without a rate are cut into chunks
 
 
 class Job:
-    """A copy that is under way on a link."""
+    """A copy that a link has begun or will begin."""
 
     def __init__(self, copy: Copy) -> None:
         self.copy, self.parts = copy, list(reversed(copy.parts))
         self.chunk = max(LEAST, int(min(copy.rate, FASTEST) * CHUNK_S))
 
     def cut(self) -> Iterator[Bytes]:
-        """Yield the parts of the next chunk; parts that are adjacent at their source and at their target are joined."""
+        """Yield the parts of the next chunk.
+
+        Parts that are adjacent both at their source and at their target are joined.
+        """
         room = self.chunk
         while room and self.parts:
             source, a, target, b, size = self.parts.pop()
@@ -50,7 +53,7 @@ class Job:
 
 
 def serve(engine: Connection) -> None:
-    """Carry out the copies that the engine orders. Raises EOFError once the engine is gone."""
+    """Carry out the copies that the engine orders. Raises EOFError once the engine has ended."""
     stores: dict[int, int] = {}
     links: dict[str, list[Job]] = {}
     free_s: dict[str, float] = {}  # when a link has moved its last chunk

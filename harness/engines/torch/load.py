@@ -1,4 +1,4 @@
-"""The load of the processors during a run, from three sources: the engine's main process, its others, and strangers."""
+"""The load of the processors during a run: of the engine's main process, of its other processes, and of all others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """Processor seconds since the object was created: of this process, of given processes, and of all others.
+    """Processor seconds since this object was created: of this process, of given processes, and of all others.
 
-    They are read from `/proc` of Linux.
+    They are read from Linux's `/proc`.
     """
 
     def __init__(self, pids: list[int]) -> None:
@@ -26,12 +26,15 @@ class Load:
         self._pids.setdefault(pid, 0.0)
 
     def leave(self, pid: int) -> None:
-        """Add the processor seconds of a process that is about to end, and stop watching it."""
+        """Add the processor seconds of a process that is about to end to the total, and stop watching the process."""
         if pid in self._pids:
             self._gone_s += max(0.0, _spent_s(pid) - self._pids.pop(pid))
 
     def cores(self) -> tuple[float, float]:
-        """Return the numbers of cores that this process kept busy, and that processes outside the engine kept busy."""
+        """Return two numbers of cores: those that this process kept busy, and those that strangers kept busy.
+
+        Strangers are processes outside the engine.
+        """
         span_s = max(time.monotonic() - self._since_s, TICK_S)
         here_s = time.process_time() - self._here_s
         others_s = sum(max(0.0, _spent_s(pid) - before_s) for pid, before_s in self._pids.items())

@@ -1,9 +1,9 @@
 """The forward pass: RMSNorm, rotary positions, grouped-query attention over paged KV, SwiGLU.
 
-The KV of a model on a device is one tensor (block, layer, key or value, token, head, dimension), of which only the used
-blocks are mapped to memory. A step is a list of parts, one for each request; a part computes the tokens after the
-request's cached ones. Attention runs once for all parts of one token, padded to the longest context, and separately for
-each longer part.
+The KV of a model on a device is one tensor (block, layer, key or value, token, head, dimension). Only its used blocks
+are mapped to memory. A step is a list of parts, one for each request. A part computes tokens of its request, from the
+first one that is not cached. Parts of one token share one call of attention, padded to the longest context. Each longer
+part has its own call.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Attention(Protocol):
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Apply RoPE to queries and keys, and write keys and values to the KV, in one kernel.
 
-        Return the queries, and empty tensors in place of keys and values. Only KV on other devices would need these
-        again. Return None if the device has no such kernel for this step.
+        Return the queries, and empty tensors in place of keys and values, which only KV on other devices would need.
+        Return None if the device has no such kernel for this step.
         """
 
 
@@ -84,7 +84,7 @@ class Weights:
         width = (s.q_heads + 2 * s.kv_heads) * s.head_dim
 
         def joined(name: str, *size: int) -> Tensor:
-            """Return a view of `size` that begins at the tensor `name` and spans the tensors after it in the blob."""
+            """Return a view with dimensions `size` that begins at the tensor `name` and covers the tensors after it."""
             return parts[name].as_strided(size, (size[1], 1) if len(size) > 1 else (1,))
 
         self.embedding, self.norm = parts["model.embed_tokens.weight"], parts["model.norm.weight"]
@@ -166,7 +166,7 @@ class Pass:
         self.layer = until
 
     def _rope_write(self, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values after RoPE; for parts with KV on this device, write keys and values to it."""
+        """Return queries, keys and values after RoPE; write keys and values of parts whose KV is on this device."""
         s, norms = self.weights.net.shape, self.weights.layers[layer].norms
         q, key, value = torch.split(qkv, [s.q_heads, s.kv_heads, s.kv_heads], 1)
         if norms is not None:
@@ -191,7 +191,7 @@ class Pass:
     def _experts(
         self, x: Tensor, router: Tensor, experts: Sequence[tuple[Tensor, Tensor]], after_kernel: Callable[[], None]
     ) -> Tensor:
-        """Return the sum of each token's experts, weighted by the router; experts without a token do not run."""
+        """Return the sum of each token's experts, weighted by the router; experts that no token chose do not run."""
         net = self.weights.net
         assert net.shape.experts
         weight, chosen = functional.linear(x, router).float().softmax(-1).topk(net.shape.experts.top, -1)
@@ -212,7 +212,7 @@ class Pass:
         return Computed(tokens.tolist(), logits)
 
     def kernels_s(self, times: int) -> None:
-        """Return None, as the kernels of this step are launched one by one; see device.UnderWay."""
+        """Return None, because the kernels of this step are launched one by one; see device.UnderWay."""
 
     def logits(self) -> Tensor:
         """Return the logits after each part's last token."""
@@ -237,7 +237,7 @@ def rotary_angles(net: Net, at: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Slots(NamedTuple):
-    """The places of a step's tokens in the KV."""
+    """The places in the KV at which a step's tokens are stored."""
 
     block: Tensor  # one number per token, as in the others
     within: Tensor  # the token's place in its block
@@ -255,7 +255,10 @@ def slots(parts: Sequence[Part], kv: Tensor) -> Slots:
 
 
 def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the block table of the contexts, padded with each context's first block, and the mask of their tokens."""
+    """Return the block table of the contexts, and a mask of its entries that are tokens.
+
+    Rows are padded with the first block of their context.
+    """
     block = kv.shape[3]
     count = [-(-p.context // block) for p in parts]
     rows = [[*p.blocks[:n], *([p.blocks[0]] * (max(count) - n))] for p, n in zip(parts, count, strict=True)]
@@ -264,7 +267,7 @@ def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def write(kv: Tensor, layer: int, at: Slots, key: Tensor, value: Tensor) -> None:
-    """Write keys and values of new tokens to the slots `at` of a layer's KV."""
+    """Write the keys and values of new tokens to the places `at` in a layer's KV."""
     kv[at.block, layer, 0, at.within], kv[at.block, layer, 1, at.within] = key, value
 
 

@@ -1,4 +1,4 @@
-"""KV that moves between devices and the host: by a policy's `Move`, or because the engine swaps it."""
+"""KV that moves between devices and the host: for a policy's `Move`, or for the engine's own swaps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.policy.types import GIB, Batch, Gpus, Host
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """The transfer of one request's KV, which is in flight or waits for memory at its target."""
+    """The transfer of one request's KV, which is being copied or waits for memory at its target."""
 
     request: Live
     to: Gpus | Host | None  # None: the KV is discarded
@@ -31,7 +31,7 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Moving:
-    """A Move that has not ended, and the requests whose KV has not arrived yet."""
+    """A `Move` action that has not ended, and the requests whose KV has not arrived yet."""
 
     action: Move
     pending: set[int]
@@ -80,12 +80,12 @@ class Moves:
         return None
 
     def in_transit(self, account: Account) -> bool:
-        """Tell whether KV is in flight from or to an account."""
+        """Tell whether KV of an account is being copied, from it or to it."""
         ends = (end for transfer in self.under_way for end in (transfer.source, transfer.kv))
         return any(end is not None and end.account is account for end in ends)
 
     def begin(self, transfer: Transfer) -> None:
-        """Begin a transfer now or, if its request is in a step, at the end of that step."""
+        """Begin a transfer now; if its request is in a step, wait for the end of that step."""
         self.moving[transfer.request.rid] = transfer
         if transfer.request.rid not in self.engine.stepping:
             self.depart(transfer)
@@ -126,7 +126,7 @@ class Moves:
         return f"d2h{source[0]}" if isinstance(target, Host) else f"peer{source[0]}"
 
     def _kv_parts(self, kv: Kv, new: Kv) -> Iterator[Bytes]:
-        """Yield the copies of a request's blocks, granule by granule; a link joins adjacent granules."""
+        """Yield the copies of a request's blocks, granule by granule; the link joins adjacent granules."""
         ends = [self.engine.config.gpus if isinstance(side.home, Host) else side.home[0] for side in (kv, new)]
         size = kv.account.arena.granule
         for a, b in zip(kv.blocks, new.blocks, strict=True):
@@ -150,7 +150,7 @@ class Moves:
         self.engine.freed()
 
     def over(self, transfer: Transfer) -> None:
-        """Remove a transfer that is over or given up from its Move; end the Move if it has no other transfer."""
+        """Remove a transfer that has ended or was cancelled from its Move; if it was the last one, end the Move."""
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)
@@ -162,7 +162,7 @@ class Moves:
             self.engine.tell([Done(move.action)])
 
     def stalled(self) -> bool:
-        """Fail the first Move that waits for memory, as nothing can free memory; return False if none waits."""
+        """Fail the first Move that waits for memory, because nothing can free memory; return False if no Move waits."""
         for transfer in self.moving.values():
             if transfer.kv is None and transfer.under is not None:
                 self.moves.remove(transfer.under)

@@ -1,13 +1,14 @@
 """The networks that stand for a run's models: dimensions, the order of their weights in memory, and the weights.
 
-A card serves every shape at its full size, in bfloat16. A core serves a shape of at most AS_IT_IS bytes at full size,
-in float32. A larger shape is replaced by its twin, which has an eighth of its layers, a sixteenth of its widths and a
-128th of its vocabulary. So every part has about the same share of the weights as in the shape. Weights are drawn at
-random unless a folder of `MODELS_DIR` has the shape's name. They lie in one flat blob, in the order of `tensors`.
-Weights that one GEMM multiplies (query, key and value; gate and up) are adjacent, so one view spans them.
+A card serves every shape at full size, in bfloat16. A core serves a shape of at most AS_IT_IS bytes at full size, in
+float32. A larger shape is replaced by its twin, which has an eighth of its layers, a sixteenth of its widths and a
+128th of its vocabulary. So each part of the twin has about the same share of the weights as in the shape. Weights are
+drawn at random unless `MODELS_DIR` has a folder with the shape's name. They are stored in one flat blob, in the order
+of `tensors`. Weights that one GEMM multiplies (query, key and value; gate and up) are adjacent, so one view covers
+them.
 
-A mixture of experts is served on cores alone: which experts a step reads depends on its tokens, but a card's decode
-graphs are captured before. The weights of an FP8 checkpoint are dequantised to float32 when they are read.
+Only cores serve a mixture of experts. Its tokens determine which experts a step reads, but a card captures its decode
+graphs before the tokens are known. The weights of an FP8 checkpoint are converted to float32 when they are read.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ class Net(NamedTuple):
 def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: int = 1) -> Net:
     """Return the network that is computed for a shape.
 
-    If the folder MODELS_DIR has the shape's checkpoint, it is the network of this checkpoint. Otherwise it is the shape
-    itself if its weights take at most `as_it_is` bytes, and the scaled twin if they take more. `wide` is as in `twin`.
-    A shape in float32 is the twin with which a cost table was measured, and is computed at full size. Raises UserError
-    for shapes and checkpoints that the engine does not serve.
+    If MODELS_DIR has a checkpoint of the shape, it is the network of this checkpoint. Otherwise it is the shape itself
+    if its weights take at most `as_it_is` bytes, and its scaled twin if they take more. `wide` is as in `twin`. A shape
+    in float32 is already a twin, with which a cost table was measured, so it is always computed at full size. Raises
+    UserError for shapes and checkpoints that the engine does not serve.
     """
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
@@ -102,9 +103,9 @@ def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: in
 
 
 def twin(shape: Shape, wide: int = 1) -> Shape:
-    """Return the scaled twin of a shape: its widths are `wide` sixteenths of the shape's.
+    """Return the scaled twin of a shape: its widths are `wide` sixteenths of the shape's widths.
 
-    It has a quarter of the heads if their numbers divide by 4, else a half or all of them. The width of all heads
+    It has a quarter of the heads if both head counts divide by 4, else a half or all of them. The width of all heads
     together is `wide` sixteenths of the shape's. It has an eighth of the layers, at least 2, and a 128th of the
     vocabulary.
     """
@@ -157,7 +158,7 @@ def tensors(net: Net) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def blocks(shape: Shape) -> list[tuple[str, int]]:
-    """List the feed-forward blocks of a layer, each with the common prefix of its tensors' names, and its width."""
+    """List the feed-forward blocks of a layer, each as the common prefix of its tensors' names, and its width."""
     if shape.experts is None:
         return [("mlp.", shape.ffn)]
     return [(f"mlp.experts.{expert}.", shape.experts.ffn) for expert in range(shape.experts.routed)]
@@ -183,7 +184,10 @@ def blob(net: Net, seed: int) -> F4:
 
 
 def described(folder: Path) -> Net:
-    """Return the network that a checkpoint's `config.json` describes. UserError if the engine does not serve it."""
+    """Return the network that a checkpoint's `config.json` describes.
+
+    Raises UserError if the engine does not serve it.
+    """
     has: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     if (kind := has.get("model_type")) not in {"llama", "qwen2", "qwen3", "qwen3_moe", "mistral"}:
         raise UserError(f"{folder}: model_type is {kind}; llama, mistral, qwen2, qwen3 and qwen3_moe are served")
@@ -247,7 +251,7 @@ def checkpoint(folder: Path) -> dict[str, F4]:
 
 
 def scaled(weight: F4, scale: F4, block: Sequence[int] | None) -> F4:
-    """Multiply a matrix by its scales: one for all, one per row, or one per block of `block` rows and columns."""
+    """Multiply a matrix by its scales: one in all, one per row, or one per block of `block` rows and columns."""
     if block is None or scale.size == 1:
         return weight * scale
     rows, columns = weight.shape

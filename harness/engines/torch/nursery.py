@@ -1,11 +1,11 @@
 """The process that starts the others. It has loaded torch, so that a worker it starts is ready within milliseconds.
 
-    python -m harness.engines.torch.nursery FILE          forks what is asked for over the socket FILE
-    python -m harness.engines.torch.nursery FILE cuda     holds the cards' memory, and starts threads, not processes
-    python -m harness.engines.torch.nursery FILE worker   is a worker itself: a cold start, with all that it loads
+    python -m harness.engines.torch.nursery FILE          start processes on request over the socket FILE
+    python -m harness.engines.torch.nursery FILE cuda     the same, but start threads, which share the cards' memory
+    python -m harness.engines.torch.nursery FILE worker   be a worker: a cold start, which includes loading torch
 
-It leads a separate session, so that Ctrl-C reaches only the run. It ends when its socket is closed, and the operating
-system then ends all that it started.
+The nursery runs in its own session, so that Ctrl-C reaches only the main process. It ends when its socket is closed.
+The operating system then ends all processes that it started.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SWITCH_S = 2e-4  # after which a thread of the cards' process asks for the inter
 
 
 def main() -> None:
-    """Start processes at the engine's request, until the engine is gone."""
+    """Start processes at the engine's request, until the engine ends."""
     import torch
 
     from harness.engines.torch import cpu, links, worker
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def threads(engine: Connection) -> None:
-    """Start workers and links at the engine's request, as threads of this process, until the engine is gone.
+    """Start workers and links at the engine's request, as threads of this process, until the engine ends.
 
     The threads share the memory of the cards, and their kernels run side by side.
     """

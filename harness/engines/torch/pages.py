@@ -1,9 +1,9 @@
 """Memory as the engine counts it: the granules of a device, and the pages of KV that a model takes from them.
 
-Weights and KV share one pool of granules, as on a GPU they share one pool of physical handles. A model's KV on a device
-is an account: a range of addresses in which pages are mapped. With `kv=paged` a page is one block. When it comes free
-it stays mapped until its granules are needed elsewhere. With `kv=elastic` a page has as many blocks as fit into a
-buffer for each layer, for K and for V. It is unmapped as soon as none of its blocks is used.
+Weights and KV share one pool of granules, as on a GPU they share one pool of physical handles. The KV of a model on a
+device is an account: a range of addresses in which pages are mapped. With `kv=paged` a page is one block. A page that
+becomes free stays mapped until its granules are needed elsewhere. With `kv=elastic` a page has as many blocks as fit
+into one buffer for K and one for V in each layer. A page is unmapped as soon as none of its blocks is used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Runs = list[tuple[int, int]]  # (offset, bytes) in a device's memory
 
 
 class Lowest:
-    """A pool of the integers from 0 to below a bound; the lowest free one is taken first.
+    """A pool of the integers from 0 up to a bound; the lowest free integer is taken first.
 
-    Numbers that were never taken need no memory.
+    Integers that were never taken need no memory.
     """
 
     def __init__(self, bound: int) -> None:
@@ -45,13 +45,13 @@ class Lowest:
         return self._fresh - 1
 
     def claim(self, number: int) -> bool:
-        """Take a number that was given back; return False if it is not free any more."""
+        """Take a number that was given back before; return False if it is not free now."""
         free = number in self._back
         self._back.discard(number)
         return free
 
     def give(self, number: int) -> None:
-        """Give a number back."""
+        """Make a number free again."""
         self._back.add(number)
         heappush(self._heap, number)
         if len(self._heap) > 2 * self._bound:
@@ -59,7 +59,7 @@ class Lowest:
 
 
 class Arena:
-    """The memory of a device or of the host, as granules."""
+    """The memory of a device or of the host, divided into granules."""
 
     def __init__(self, size: int, granule: int) -> None:
         self.size, self.granule = size // granule * granule, granule
@@ -72,14 +72,14 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that hold neither weights nor KV; free KV pages that are still mapped count too."""
+        """The bytes without weights or KV; free KV pages that are still mapped are included."""
         return len(self._free) * self.granule + sum(account.spare_bytes for account in self.accounts)
 
     def take(self, size: int, last_granules: Sequence[int] = ()) -> list[int]:
         """Take whole granules for `size` bytes, which must be free, and return their indices.
 
-        Each of `last_granules` that is free is taken again, at the same position in the list. The others are the lowest
-        free ones, so that runs of adjacent granules are long.
+        Each of `last_granules` that is free is taken again, at its old position in the list. All others are the lowest
+        free granules, so that long series of adjacent granules arise.
         """
         count = self.whole(size) // self.granule
         for account in self.accounts:
@@ -90,12 +90,12 @@ class Arena:
         return [self._free.take() if granule is None else granule for granule in again]
 
     def give(self, granules: list[int]) -> None:
-        """Give granules back."""
+        """Make granules free again."""
         for granule in granules:
             self._free.give(granule)
 
     def runs(self, granules: list[int]) -> Runs:
-        """Join adjacent granules into runs, each with its offset and size in bytes."""
+        """Join adjacent granules, and return each group as an offset and a size in bytes."""
         spans = []
         for _, group in groupby(enumerate(granules), lambda pair: pair[1] - pair[0]):
             members = [granule for _, granule in group]
@@ -104,7 +104,7 @@ class Arena:
 
 
 class Account:
-    """The KV memory of one model in an arena, which consists of pages of one or more blocks."""
+    """The KV memory of one model on a device or on the host; it consists of pages of one or more blocks."""
 
     def __init__(self, arena: Arena, net: Net, block_tokens: int, *, buffer: int = 0) -> None:
         block_bytes = arena.whole(block_tokens * net.kv_token_bytes)
@@ -123,22 +123,22 @@ class Account:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all pages that have at least one block in use."""
+        """The bytes of all pages of which at least one block is in use."""
         return len(self._used) * self.page_bytes
 
     @property
     def used_blocks(self) -> int:
-        """The number of blocks that requests hold."""
+        """The number of blocks that requests use."""
         return sum(self._used.values())
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of all mapped pages that have no block in use."""
+        """The bytes of all mapped pages of which no block is in use."""
         return len(self._spare) * self.page_bytes
 
     @property
     def room_bytes(self) -> int:
-        """Bytes by which the pages in use may grow."""
+        """The bytes of further pages that this account may take into use."""
         free = self.arena.free_bytes
         return max(0, free if self.limit_bytes is None else min(free, self.limit_bytes - self.used_bytes))
 
@@ -153,13 +153,13 @@ class Account:
     def fits(self, blocks: int, reserve_bytes: int = 0) -> bool:
         """Tell whether there is room for `blocks` more blocks, in pages in use or in further pages.
 
-        Further pages must leave `reserve_bytes` free.
+        Further pages must leave `reserve_bytes` of the room free.
         """
         need = self.need_bytes(blocks)
         return not need or need + reserve_bytes <= self.room_bytes
 
     def take(self, blocks: int) -> list[int]:
-        """Take `blocks` blocks, for which there must be room; free blocks of pages in use come first."""
+        """Take `blocks` blocks, for which there must be room; free blocks of pages in use are taken first."""
         while len(self._blocks) < blocks:
             page = self._spare.pop() if self._spare else self._grown()
             self._used[page] = 0
@@ -170,7 +170,7 @@ class Account:
         return taken
 
     def give(self, blocks: list[int]) -> None:
-        """Give blocks back; with elastic KV, unmap pages that have no other block in use."""
+        """Make blocks free again; with elastic KV, unmap pages that have no other block in use."""
         for block in blocks:
             page = block // self._of_page
             self._used[page] -= 1
@@ -197,7 +197,7 @@ class Account:
         return page
 
     def runs(self, page: int) -> Runs:
-        """Return the runs of the arena's memory that a mapped page occupies."""
+        """Return the areas of device or host memory that a mapped page occupies, as offsets and sizes in bytes."""
         return self.arena.runs(self._granules[page])
 
     @property

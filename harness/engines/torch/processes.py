@@ -1,4 +1,4 @@
-"""The processes of an engine, as the engine handles them: the nursery, workers and links. All end with `close`."""
+"""The processes of an engine, as the engine handles them: nursery, workers and links. `close` ends all of them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Nursery:
         return self._child.pid
 
     def close(self) -> None:
-        """End the nursery, and with it the processes that it started."""
+        """End the nursery; the processes that it started then end too."""
         with suppress(OSError):
             os.killpg(self._child.pid, 9)
         self._child.kill()
@@ -82,7 +82,7 @@ class Nursery:
 
 
 class WorkerProcess:
-    """A worker process as the engine handles it: the models that it has mapped, and its step in flight."""
+    """A worker process as the engine handles it: the models that it has mapped, and the step that it computes."""
 
     def __init__(self, nursery: Nursery, device: int, *, cold: bool = False) -> None:
         self.device = device
@@ -94,7 +94,7 @@ class WorkerProcess:
         self.step: Any = None  # the step in flight
 
     def send(self, *message: Any) -> None:
-        """Send the worker a message. If the worker is gone, the engine notices when it reads the worker's answers."""
+        """Send the worker a message. If the worker has ended, the engine notices when it reads the worker's answers."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.conn.send(message)
 
@@ -112,9 +112,9 @@ class WorkerProcess:
 class Workers:
     """All processes of an engine, and the files that they map.
 
-    The files are the memory of devices, the host's memory for KV, and the models' weights. Each file has a number, by
-    which the links name it as a store. The memory of each device comes first. Then come the host's memory for KV, each
-    model's weights in host memory, and each model's weights on disk.
+    The files are the memory of devices, the host's memory for KV, and the models' weights. Each file has a number,
+    which identifies it as a store of the links. The numbers begin with the memory of each device. Then come the host's
+    memory for KV, each model's weights in host memory, and each model's weights on disk.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Workers:
         self.load: Load | None = None  # counted from the start of the clock
 
     def watch_load(self) -> None:
-        """Count the processor seconds of all processes from now on."""
+        """Begin to count the processor seconds of all processes."""
         self.load = Load([self._nursery.pid, self._links_pid, *(worker.pid for worker in self.processes.values())])
 
     def start(self) -> None:
@@ -168,7 +168,7 @@ class Workers:
         self._watch(self._links.fileno(), None)
 
     def _write(self) -> None:
-        """Write each model's weights to its file in host memory, and to one on disk."""
+        """Write each model's weights to two files: one in host memory, and one on disk."""
         folder = Path(self._opened.enter_context(TemporaryDirectory(prefix="bench-torch-", ignore_cleanup_errors=True)))
         for k, net in enumerate(self.nets.values()):
             raw = nets.blob(net, k).tobytes()
@@ -193,7 +193,10 @@ class Workers:
         self._poll.register(file, select.POLLIN)
 
     def worker(self, device: int, *key: Any, cold: bool = False) -> WorkerProcess:
-        """Return the worker of a device with this `key` (model, phase); start it if it does not exist."""
+        """Return the worker of a device that has this `key` (model, phase); start it if it does not exist.
+
+        With `cold`, the new worker is a fresh process.
+        """
         if (worker := self.processes.get((device, *key))) is None:
             worker = self.processes[device, *key] = WorkerProcess(self._nursery, device, cold=cold)
             if self.load is not None:
@@ -218,13 +221,13 @@ class Workers:
         self._introduced = {two for two in self._introduced if worker not in two}
 
     def overdue(self, limit_s: float) -> list[WorkerProcess]:
-        """Return the workers that have owed an answer for longer than `limit_s`."""
+        """Return the workers from which an answer has been missing for more than `limit_s` seconds."""
         return [worker for worker in self.processes.values() if time.monotonic() - worker.since_s > limit_s]
 
     def late_link(self, limit_s: float) -> str:
         """Return a text that describes a link that is late; "" if no link is late.
 
-        A link is late if no copy ended for longer than all its copies should take and `limit_s` more.
+        A link is late if no copy has ended for the time that all its open copies should take, plus `limit_s`.
         """
         for link, copies in self._copying.items():
             for_s = time.monotonic() - self._moved_s[link]
@@ -236,8 +239,8 @@ class Workers:
         """Return the processes' messages in order of their times.
 
         If there is no message, wait for one, at most `wait_s` (None: without limit). Each entry is (time, worker,
-        message); for messages of the links, the worker is None. If a worker has ended, its message is None and comes
-        last.
+        message). The worker is None for messages of the links. The message is None if the worker has ended; such
+        entries come last.
         """
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
@@ -268,15 +271,15 @@ class Workers:
         return self._copies
 
     def fill(self, parts: Sequence[Bytes]) -> None:
-        """Copy at an unlimited rate before a run starts, and wait until the copy is done."""
+        """Copy at an unlimited rate before the clock starts, and wait until the copy is done."""
         number = self.copy("fill", math.inf, parts)
         self._links.recv()
         del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
-        """Send all workers of a worker's device the changes of KV mappings since the last call.
+        """Send the changes of KV mappings since the last call to all workers of a worker's device.
 
-        If the worker has not mapped the KV of `model` before, send it all mappings of that model.
+        If the worker has not mapped the KV of `model` before, also send it all mappings of that model.
         """
         fresh = "" if model in worker.accounts else model
         if fresh:
@@ -296,7 +299,7 @@ class Workers:
                         other.send("map", name, list(_mapping(account, page)))
 
     def introduce(self, worker: WorkerProcess, peer: WorkerProcess) -> None:
-        """Connect a worker to `peer`, a worker of another device, which it can then ask for attention."""
+        """Connect a worker to `peer`, a worker of another device, so that it can ask `peer` for attention."""
         if (worker, peer) in self._introduced:
             return
         self._introduced.add((worker, peer))
@@ -308,7 +311,7 @@ class Workers:
 
 
 def _mapping(account: Account, page: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the runs of a page, each as (offset in the account's range, offset in the device's memory, bytes)."""
+    """Yield the memory areas of a page: (offset in the account's range, offset in the device's memory, bytes)."""
     at = page * account.page_bytes
     for offset, size in account.runs(page):
         yield at, offset, size

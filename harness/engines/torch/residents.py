@@ -1,4 +1,4 @@
-"""The weights of instances: how this engine loads them, by each way of the ladder, and evicts them."""
+"""The weights of instances: how this engine loads them, by each way to load, and evicts them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.policy.view import Weights
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """The weights of an instance that are on a device or on their way to it."""
+    """The weights of an instance that are on a device or being copied to it."""
 
     load: Load
     granules: list[int]
@@ -29,7 +29,7 @@ class Resident:
 
 
 class Residents:
-    """The instances of an engine whose weights are on a device or on their way to it, in order of Load."""
+    """The instances of an engine whose weights are on a device or being copied to it, in the order of their loads."""
 
     def __init__(self, engine: Core) -> None:
         self.engine = engine
@@ -72,7 +72,7 @@ class Residents:
         return None
 
     def _keep(self, resident: Resident, action: Load) -> None:
-        """Accept a Load of weights that are on the device or on their way; cancel an Evict of these weights."""
+        """Accept a Load of weights that are on the device or being copied to it; cancel an Evict of these weights."""
         if resident.state == "leaving":
             resident.state = "in"
             self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
@@ -96,7 +96,7 @@ class Residents:
         return parts
 
     def landed(self) -> None:
-        """Report each load as done whose copies have ended and whose worker is ready; its weights are then "in"."""
+        """Report each load whose copies have ended and whose worker is ready; the state of its weights becomes "in"."""
         for resident in list(self.by_inst.values()):
             ready = resident.worker is None or resident.worker.ready
             if ready and resident.state == "loading" and not resident.copies:
@@ -124,9 +124,9 @@ class Residents:
         return None
 
     def leave_if_due(self, inst: Inst) -> None:
-        """Free the weights of an instance under an Evict, if no step of its batches is in flight.
+        """Free the weights of an instance that is being evicted, unless a step of its batches is being computed.
 
-        If the Evict drains, its batches must also have no members left.
+        If the Evict drains, they are freed only once its batches have no members left.
         """
         resident = self.by_inst.get(inst)
         if resident is None or resident.evict is None:

@@ -1,4 +1,4 @@
-"""A run's devices before the start: fields of the engine, memory, link rates, and what policies may know of them."""
+"""The devices of a run before it starts: engine fields, memory, link rates, and what policies may know of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.policy.types import Cluster, Gpu, Model
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields of the engine that a user sets as `--engine torch+wide=...`."""
+    """The fields of the engine, which a user sets as in `--engine torch+wide=...`."""
 
     wide: int = number(1, 1, 16)  # widths of a twin, in sixteenths of its shape's
     stuck_s: int = number(60, 1, 86400)  # seconds without an answer after which a worker is killed
 
 
 def rates(config: Config, on: Kind) -> dict[str, float]:
-    """Return each link's rate in GB/s: the run's setting, else the cost table's, else that of the device kind."""
+    """Return each link's rate in GB/s: as the run sets it, or else the cost table, or else the device kind."""
     given, measured = on.links, quantities.machine(config.table)
     if measured is not None:
         spec = measured.spec
@@ -36,7 +36,10 @@ def rates(config: Config, on: Kind) -> dict[str, float]:
 
 
 def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mapping[str, int], arena: Arena) -> Cluster:
-    """Return the devices and models as policies see them; `page_bytes` has the bytes of a KV page for each model."""
+    """Return the devices and models in the form that policies read.
+
+    `page_bytes` has the bytes of a KV page for each model.
+    """
     gpu = Gpu("cpu" if on.name == "cpu" else config.gpu, 0, arena.size, on.sms, on.sm_choices)
     models = {}
     for m in config.models:
@@ -48,11 +51,11 @@ def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mappi
 
 
 def _profile(config: Config, on: Kind, nets: Mapping[str, Net], mem_bytes: int) -> TableProfile:
-    """Return the profile of step seconds that policies see.
+    """Return the profile of step seconds that policies read.
 
-    On cards, it is made from the run's cost table. On a CPU core, it is made from that table only if the table
-    describes a machine that was measured whole. Otherwise it is made from the coefficients for a core that come with
-    the engine.
+    On cards, it is made from the run's cost table. On a CPU core, that table is used only if it describes a machine
+    that was measured as a whole. Otherwise the profile is made from the coefficients for a core that come with the
+    engine.
     """
     if on.name != "cpu" or quantities.machine(config.table) is not None:
         return profile(config, machine(config))

@@ -1,4 +1,4 @@
-"""Orders, turns and steps of lanes, and the workers that do the steps; lanes.py forms the steps."""
+"""The `Run` orders, turns and steps of lanes, and the workers that compute the steps; lanes.py forms the steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.policy.types import Batch, Host, Option
 
 
 class Stepping(Core):
-    """The part of the engine that runs lanes and their steps."""
+    """The part of the engine that starts and ends the turns and steps of lanes."""
 
     def __init__(self, config: Config, options: Mapping[str, Option], fields: Fields) -> None:
         super().__init__(config, options, fields)
@@ -36,7 +36,7 @@ class Stepping(Core):
         self._share_s: dict[tuple[Batch, int], tuple[float, float]] = {}  # CPU and all seconds of steps, by SMs
 
     def _worker(self, batch: Batch, phase: str, sms: int | None) -> WorkerProcess:
-        """Return the worker that does the steps of a lane."""
+        """Return the worker that computes the steps of a lane."""
         assert not isinstance(batch.inst.place, Host)
         (device,), model = batch.inst.place, batch.inst.model
         resident = self.residents.by_inst.get(batch.inst)
@@ -45,7 +45,7 @@ class Stepping(Core):
         return self.worker(device, model, *([phase] if sms is not None or self.layout == "pair" else []))
 
     def run(self, order: Run) -> Refusal | None:
-        """Put an order in force; return the reason if it is refused, else None."""
+        """Make a lane follow a `Run` order; return the reason if the order is refused, else None."""
         if refusal := unfit(order, self.kind.sms):
             return refusal
         batch, decode = order.batch, order.phase == "decode"
@@ -71,7 +71,7 @@ class Stepping(Core):
         return step is not None and step.worker.step is step and step.turn is lane.turn
 
     def _start_steps(self) -> None:
-        """Start the next step on each idle worker, bring swapped KV back, and end the turns that are over."""
+        """Start the next step on each idle worker, move swapped KV back to devices, and end the turns that are over."""
         for lane in sorted(self.lanes.values(), key=lambda lane: lane.last):
             self._start_step(lane)
         for request in list(self.live.values()) if self.swap else ():
@@ -86,13 +86,16 @@ class Stepping(Core):
                 self._end_turn(lane, why)
 
     def _busy(self, worker: WorkerProcess) -> bool:
-        """Tell whether a worker must wait for its turn, because another worker of its device is in a step."""
+        """Tell whether a worker must wait, because another worker of its device is computing a step.
+
+        This is so only with `sharing=turns`.
+        """
         return self.turns and any(
             s.step is not None and s.device == worker.device for s in self.workers.processes.values()
         )
 
     def _start_step(self, lane: Lane) -> None:
-        """Send a lane's next step or slice to its worker, if there is one and the worker is idle."""
+        """Send a lane's next step or slice to its worker, if the lane has one and the worker is idle."""
         order, step, inst = lane.order, lane.step, lane.batch.inst
         resident = self.residents.by_inst.get(inst)
         if order is None or resident is None or resident.state not in {"in", "leaving"}:
@@ -148,17 +151,17 @@ class Stepping(Core):
         step.layers = until
 
     def _members_of(self, step: Step) -> list[Live]:
-        """List the requests of a step that still wait for its result; those that left meanwhile are not in the list."""
+        """List the requests that wait for the result of a step, without those that have left since it began."""
         return [part.request for part in step.parts if self.stepping.get(part.request.rid) is step]
 
     def _charge_members(self, step: Step, cause: str) -> None:
-        """Charge the time of a step's members up to now to their present cause, and set their cause to `cause`."""
+        """Add the time of a step's members up to now to their present waiting cause; then set it to `cause`."""
         for request in self._members_of(step):
             self._book(request)
             request.cause = cause
 
     def _finish_step(self, worker: WorkerProcess, done: Stepped) -> None:
-        """Record the result of a step, or of a slice of it, which a worker has sent."""
+        """Record the result that a worker sent for a step, or for a slice of a step."""
         step, worker.step, worker.since_s = worker.step, None, math.inf
         self._lost_in_a_row = 0
         lane, inst = step.lane, step.lane.batch.inst
@@ -184,7 +187,7 @@ class Stepping(Core):
         self.residents.leave_if_due(inst)
 
     def _tokens(self, step: Step, done: Stepped) -> None:
-        """Give each member its new token of a step, and report the prompts and requests that are complete."""
+        """Record the new tokens of a step's members, and report the prompts and requests that are complete."""
         batch, events = step.lane.batch, list[Event]()
         counts = self.counts[batch]
         for k, (request, start, count) in enumerate(step.parts):
@@ -213,7 +216,7 @@ class Stepping(Core):
         self.tell(events)
 
     def retired(self, step: Step) -> None:
-        """Forget a step that has ended, and free the blocks of members that left while it ran."""
+        """Forget a step that has ended, and free the blocks of members that left their batch while it ran."""
         for request in self._members_of(step):
             del self.stepping[request.rid]
         for account, blocks in step.to_free:
@@ -231,7 +234,7 @@ class Stepping(Core):
             self._end_turn(lane, why)
 
     def _turns_end(self) -> Iterator[float]:
-        """Yield the end in seconds of the turn of each lane that has no step in flight."""
+        """Yield the time at which the turn of each lane without a step in flight is over, in seconds."""
         for lane in self.lanes.values():
             if lane.turn is not None and not self._in_flight(lane):
                 yield lane.turn.until_s

@@ -1,4 +1,4 @@
-"""The verdict on a run: whether it measured the devices, or rather what disturbed them."""
+"""The verdict on a run: whether its times are those of its devices and, if not, what disturbed the devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_S = 0.5  # seconds of steps that a lane needs for its share to be judged
 
 
 class Share(NamedTuple):
-    """A lane on a share of its device: the share that it asked for, and the CPU and wall-clock seconds of its steps."""
+    """A lane with a share of its device: the share asked for, and the CPU and wall-clock seconds of its steps."""
 
     model: str
     asked: float
@@ -25,15 +25,15 @@ class Share(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The shares of the device that the lane had and asked for, in words."""
+        """The share that the lane had, and the share asked for, in words."""
         return f"{self.model} got {self.got:.0%} of its device, asked were {self.asked:.0%}"
 
 
 def verdict(here: float, others: float, cores: int, devices: int, lanes: Iterable[Share]) -> dict[str, Any]:
-    """Judge whether a run measured its devices, by the load of the processors and by the shares that its lanes got.
+    """Judge whether a run's times are those of its devices, by processor load and by the shares that lanes had.
 
-    `here` is the number of cores that the run's main process kept busy. `others` is the number that processes outside
-    the engine kept busy.
+    `here` is the number of cores that the run's main process kept busy. `others` is the number of cores that processes
+    outside the engine kept busy.
     """
     shares = [share for share in lanes if share.all_s >= LEAST_S]
     reasons = list(_reasons(here, others, cores, devices, shares))

@@ -17,7 +17,8 @@ class Seen(WallView):
     def weights(self, inst: Inst) -> Weights:
         """Return the state of an instance's weights; see View.
 
-        While a load waits for memory, the state is "out", because such a load waits in the loop, not here.
+        The state is "out" as long as a load waits for memory, because such a load waits in the event loop, not in the
+        engine.
         """
         if isinstance(inst.place, Host):
             return "in"
@@ -25,7 +26,7 @@ class Seen(WallView):
         return "out" if resident is None else resident.state
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances with weights on a GPU or on their way to it, or all models on a host; see View."""
+        """Return the instances with weights on a GPU or being copied to it, or all models on a host; see View."""
         if isinstance(home, Host):
             return tuple(Inst(m, home) for m in self.engine.nets)
         return tuple(inst for inst in self.engine.residents.by_inst if inst.place == (home,))
@@ -35,7 +36,7 @@ class Seen(WallView):
         return self.engine.arenas[home].free_bytes
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """Return the KV bytes of a model on a GPU: in use, the limit, and the bytes left; see View."""
+        """Return the KV bytes of a model on a GPU: those in use, their limit, and those still free for it; see View."""
         account = self.engine.accounts[model, gpu]
         return KvState(account.used_bytes, account.limit_bytes, account.room_bytes)
 
@@ -65,7 +66,7 @@ class Seen(WallView):
         )
 
     def request(self, rid: int) -> RequestState:
-        """Return the state of a request, with the place of its KV; see View."""
+        """Return the state of a request, including where its KV is stored; see View."""
         state, kv = super().request(rid), self.engine.kv.get(rid)
         transfer = self.engine.moves.moving.get(rid)
         if kv is None:
@@ -75,6 +76,6 @@ class Seen(WallView):
         return state._replace(home=kv.home, transit="waiting" if transfer.kv is None else "moving")
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """Return the `Run` in force on a lane; None if the lane is closed; see View."""
+        """Return the `Run` order that a lane follows; None if the lane is closed; see View."""
         lane = self.engine.lanes.get((batch, phase == "decode"))
         return lane.order if lane is not None and lane.phase == phase else None

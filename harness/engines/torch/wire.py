@@ -20,14 +20,14 @@ class Pages(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The facts of a model that a worker gets: its network, and the layout of its KV."""
+    """The facts that a worker gets about a model: its network, and the layout of its KV."""
 
     net: Net
     pages: Pages
 
 
 class Part(NamedTuple):
-    """A request's part of a step."""
+    """The part of a step that computes tokens of one request."""
 
     rid: int
     prompt_tokens: int
@@ -39,12 +39,12 @@ class Part(NamedTuple):
 
     @property
     def context(self) -> int:
-        """The tokens of the request's context at the end of the step."""
+        """The number of tokens in the request's context at the end of the step."""
         return self.cached_tokens + self.tokens
 
 
 class Order(NamedTuple):
-    """An order to compute a step, or the next slice of it, which ends before layer `until`."""
+    """An order to compute a step, or its next slice; the step or slice ends before layer `until`."""
 
     step: int
     model: str
@@ -57,7 +57,7 @@ class Order(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The result of a step or slice; its times are those of the monotonic clock."""
+    """The result of a step or slice; its times are read from the monotonic clock."""
 
     step: int
     begun_s: float
@@ -74,7 +74,7 @@ Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
 class Copy(NamedTuple):
     """An order to copy bytes between stores over a link.
 
-    A link does the copies of KV first, and then the others. In both groups the oldest comes first.
+    A link does copies of KV first, then the other copies. Within each group, the oldest copy comes first.
     """
 
     number: int
@@ -104,7 +104,7 @@ def send_files(to: Connection, files: Sequence[int]) -> None:
 
 
 def take_files(source: Connection, count: int) -> list[int]:
-    """Return the file descriptors that follow a message. Raises EOFError if the sender is gone."""
+    """Return the file descriptors that follow a message. Raises EOFError if the sender has ended."""
     with socket.socket(fileno=os.dup(source.fileno())) as link:
         data, files, *_ = socket.recv_fds(link, 1, count)
     if not data:

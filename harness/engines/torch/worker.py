@@ -1,8 +1,8 @@
 """A worker, which maps memory and computes steps as the engine orders. It stores nothing about requests.
 
-The nursery (nursery.py) starts it. For a core it is a process, pinned to the core that stands for its device. For cards
-it is a thread with a separate stream. When workers of other devices ask, it computes attention over the KV on its
-device. If its lane has only a share of the core, it sleeps between kernels.
+The nursery (nursery.py) starts workers. For a core, a worker is a process that is pinned to this core. For cards, it is
+a thread with its own stream. A worker also computes attention over the KV on its device when workers of other devices
+ask for it. If its lane has only a share of the core, it sleeps between kernels.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Worker:
         self.logits = False
 
     def serve(self) -> None:
-        """Handle messages and compute steps in a loop. Raises EOFError once the engine is gone."""
+        """Handle messages and compute steps in a loop. Raises EOFError once the engine has ended."""
         while True:
             if not self.orders:
                 select.select([self.engine, *self.askers], [], [])
@@ -90,7 +90,7 @@ class Worker:
                 raise ValueError(what)
 
     def _open(self, number: int, cores: set[int], given: dict[str, Given], logits: bool) -> None:
-        """Open a device for the models that are served on it, and tell the engine that it is ready."""
+        """Open a device for the models that the worker serves on it, and tell the engine that the worker is ready."""
         self.given, self.logits = given, logits
         (memory,) = take_files(self.engine, 1)
         if cores:
@@ -161,9 +161,9 @@ class Worker:
     def ask(
         self, name: str, device: int, layer: int, parts: list[Part], q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Return the attention over KV on another device, whose worker computes it.
+        """Return the attention over KV on another device, which a worker of that device computes.
 
-        While waiting for the result, answer other workers.
+        While this worker waits for the result, it answers the requests of other workers.
         """
         peer, fresh = self.peers[device], None
         if self.last_parts.get(device) is not parts:
@@ -184,7 +184,7 @@ class Worker:
         self.answer()
 
     def answer(self) -> None:
-        """Handle the engine's messages, then compute the attention for which other workers have asked."""
+        """Handle the engine's messages, then compute the attention that other workers have asked for."""
         self.receive()
         for asker in select.select(self.askers, [], [], 0)[0] if self.askers else ():
             self.receive()
