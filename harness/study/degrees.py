@@ -1,4 +1,4 @@
-"""The least degrees of tensor parallelism at which the models of a set fit on a kind of GPU."""
+"""The smallest degrees of tensor parallelism with which the models of a set fit on a kind of GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL = 0.92  # share of a GPU that weights and one request may take where a degr
 
 
 class NoRoom(UserError):
-    """A kind of GPU cannot hold a model."""
+    """The error that a model does not fit on a kind of GPU at any degree."""
 
 
 def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tuple[str, dict[str, int]]:
@@ -68,7 +68,7 @@ def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str
 
 
 def _bytes(model: Any) -> int:
-    """Return the bytes that the weights and the KV cache of one longest request of a model take on each GPU."""
+    """Return the bytes on each GPU for a model's weights and for the KV cache of one request of the greatest length."""
     return int(model.weight_bytes + model.kv_token_bytes * model.max_tokens)
 
 
