@@ -96,8 +96,7 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
 
 
 def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
-    """Return, by seed, the highest rate in req/s at which the share of requests in column `WITHIN` is at least the
-    level.
+    """Return, by seed, the highest rate in req/s at which the share in column `WITHIN` is at least the level.
 
     Let the failing rate be the first rate at which the share is below the level. The result is interpolated between the
     failing rate and the rate before it. It is the lowest rate if that one fails, and the highest rate if no rate fails.
