@@ -40,7 +40,10 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
 
 
 def counts(study: Study, condition: Condition) -> tuple[int, ...]:
-    """Return the numbers of GPUs on which a condition runs: those along x if x is one, else those of its panels."""
+    """Return the numbers of GPUs on which a condition runs.
+
+    These are its x if x is the number of GPUs, else the numbers of its panels.
+    """
     if study.axis(condition) == "gpus":
         return tuple(int(x) for x in study.along_x(condition, full=True))
     return study.varied(condition).get("gpus", (study.settings(condition).get("gpus", Spec("").gpus),))
