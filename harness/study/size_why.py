@@ -71,8 +71,7 @@ class Why:
 
     @property
     def cheapest(self) -> Change | None:
-        """The first change that meets the target, or None; changes with the same SLO precede those with a longer SLO.
-        """
+        """The first change that meets the target, or None; those with the same SLO precede those with a longer SLO."""
         target = self.kept.asked.target
         holding = [change for change in self.changes if change.verdict and change.verdict.holds(target)]
         return min(holding, key=lambda change: change.looser, default=None)
