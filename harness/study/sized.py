@@ -182,8 +182,7 @@ class Curve:
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
-        """Return the smallest count tried that, like all larger counts tried, meets the target; None if there is none.
-        """
+        """Return the smallest count tried that, like all larger ones, meets the target; None if there is none."""
         most_first = sorted(self.tried, reverse=True)
         return min(takewhile(lambda gpus: self.tried[gpus].holds(target, by), most_first), default=None)
 

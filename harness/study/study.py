@@ -118,8 +118,8 @@ class Claim:
                 traces' most popular stream at which the share `within` is at least the study's level. Without
                 `measure`, the study has no number for the claim
 
-    `system` and `over` may be several names. Names joined by " and " are all part of the statement. Names joined by "
-    or " are readings: options that the paper leaves open. The statement has the class that all its readings share. For
+    `system` and `over` may be several names. Names joined by "and" are all part of the statement. Names joined by "or"
+    are readings: options that the paper leaves open. The statement has the class that all its readings share. For
     example, "a or b and c" is about c and either a or b. "best static" is every static partition of the study; in
     `over` it is the best of these.
 
