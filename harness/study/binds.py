@@ -114,7 +114,7 @@ def total(hours: Hours) -> Hour:
 
 
 def merged(parts: Iterable[Hours]) -> dict[str, dict[int, Hour]]:
-    """Add several results: the hours of a model that have the same number are added up."""
+    """Add up several results: each hour of each model is summed over all of them."""
     every: dict[str, dict[int, list[Hour]]] = {}
     for part in parts:
         for model, hours in part.items():

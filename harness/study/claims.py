@@ -46,7 +46,7 @@ STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale"
 class Support(NamedTuple):
     """The misses and windows behind an estimate.
 
-    If the estimate compares two systems, each number is the smaller one of the two systems.
+    If the estimate compares two systems, each number is the smaller of the two systems' numbers.
     """
 
     misses: int | None  # None: the estimate is no share of requests
@@ -76,9 +76,9 @@ class Verdict(NamedTuple):
 def weak(verdict: Verdict) -> str:
     """Return the reason why a verdict's class is based on too few misses or windows; empty if it has enough.
 
-    The result is also empty for claims about seeds and for estimates that are only bounds. The verdict's note then
-    states the number of runs and a limit (`limit_of_seeds`, `limit_of_bound`). It is empty for a calculation too,
-    because that has no windows.
+    The result is also empty for calculations, which have no windows, for claims about seeds, and for estimates that are
+    only bounds. For seeds and bounds, the verdict's note states the number of runs and a limit (`limit_of_seeds`,
+    `limit_of_bound`).
     """
     here = verdict.here
     if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
@@ -96,7 +96,7 @@ def weak(verdict: Verdict) -> str:
 def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:
     """Return the misses and windows behind a claim's estimate.
 
-    If the claim compares two systems, each number is the smaller one of the two systems.
+    If the claim compares two systems, each number is the smaller of the two systems' numbers.
     """
     supports = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
     return Support(*(min(column) for column in zip(*supports, strict=True)))
@@ -175,7 +175,7 @@ def _read(text: str) -> Iterator[tuple[str, Reading]]:
 def of_file(name: str, about: About) -> list[str]:
     """Return the systems of the study that a name in a claim stands for.
 
-    "best NAME" stands for every system of the study that is made from the file NAME. Any other name stands for itself.
+    "best NAME" stands for every system of the study that the file NAME defines. Any other name stands for itself.
     """
     if not name.startswith(BEST):
         return [name]
@@ -184,7 +184,7 @@ def of_file(name: str, about: About) -> list[str]:
 
 
 def lacking(claim: Claim, about: About) -> list[str]:
-    """List the systems of a claim that take no part in a study."""
+    """List the systems of a claim that are not in a study."""
     part = {*about.systems, *about.controls}
     names = [name for name in chain(*systems_of(claim.system), *systems_of(claim.over)) if name]
     return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
@@ -234,10 +234,10 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Return the best of several other systems, and the claim's ratio to it.
+    """Return the best of several other systems, and the ratio of the claim's system to it.
 
-    The best is the system with the lowest ratio. The interval's ends are the lowest low end and the lowest high end of
-    all ratios.
+    The best is the system with the lowest ratio. The interval of the ratio ends at the lowest low end and the lowest
+    high end of all ratios.
     """
     name = min(ratios, key=lambda other: ratios[other].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]

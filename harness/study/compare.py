@@ -60,7 +60,7 @@ def comparison(
     controls: bool = False,
     budget: int = 0,
 ) -> Study:
-    """Make the study of systems (as --systems takes them) that share `setting`, fields of a spec.
+    """Make the study of systems (as --systems takes them) under one `setting`, the common fields of their specs.
 
     If no rates are given, they are searched around the knee. `definition` is the definition of attainment (None: that
     of the SLO rule). With `controls`, the study also has CONTROLS and an A/A copy of the first system: the same system

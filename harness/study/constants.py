@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
-    """List the changes of constants to try; also return the reason for each constant that is not varied, by its name.
+    """List the changes of constants to try; also return the reason why each other constant is not varied, by its name.
 
     `only` limits the changes to these constants (None: all). Raises UserError for an unknown constant.
     """
@@ -78,7 +78,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
 
 
 def _fixed(name: str, specs: Sequence[Spec]) -> str:
-    """Return the reason why a constant is not among those varied; empty if it is varied."""
+    """Return the reason why a constant is not varied; empty if it is varied."""
     if name == "net" and all(resolve(spec).gpus <= spec.node_gpus for spec in specs):
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(policy.options.get("kv") == "elastic" for policy in _policies(specs)):

@@ -27,8 +27,8 @@ class NoRoom(UserError):
 def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tuple[str, dict[str, int]]:
     """Return the model set with the smallest degree of parallelism at which each model fits on a kind of GPU.
 
-    If a model fits at the degree that the set gives it, it keeps that degree. If no degree changes, the set itself is
-    returned. The changed degrees are returned too, by model. Raises NoRoom for a model that fits at no degree.
+    A model that fits at its degree in the set keeps this degree. If no degree changes, the set itself is returned. The
+    changed degrees are returned too, by model. Raises NoRoom for a model that fits at no degree.
     """
     models = str(setting["models"])
     gpus = max(1, most // mix.size(kind)) * mix.size(kind)

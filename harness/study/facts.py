@@ -104,7 +104,7 @@ def _seen(panel: Panel) -> list[list[int]]:
 
 
 def _cuts(grid: Grid) -> list[str]:
-    """Return sentences on windows that are shorter than their trace, repeat it, or span a half of it."""
+    """Return sentences on windows that are shorter than their trace, repeat their trace, or are half of it."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
         trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s

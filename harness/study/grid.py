@@ -57,7 +57,7 @@ class Panel:
 
     @property
     def scale(self) -> float:
-        """The SLO scale at which the panel is judged, unless x is the SLO scale."""
+        """The SLO scale at which the panel is judged; it is not used if x is the SLO scale."""
         return float(self.setting.get("slo_scale", 1.0))
 
     @property

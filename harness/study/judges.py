@@ -1,4 +1,4 @@
-"""The SLOs of a study's panels in seconds, by rule and scale; a rule that needs base runs is measured by them."""
+"""The SLOs of a study's panels in seconds, by rule and scale; for P95 rules, base runs measure the latencies."""
 
 from __future__ import annotations
 

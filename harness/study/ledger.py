@@ -130,7 +130,7 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
 def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
     """Judge the claims of a study on each panel that they are about.
 
-    If only --full runs the condition of a claim, the claim is listed without a result.
+    A claim is listed without a result if its condition is one that only --full runs.
     """
     study = studies.study(name)
     measured = measure(study, out / name, workers=workers, teller=teller)

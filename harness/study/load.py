@@ -1,4 +1,4 @@
-"""Loading of studies from TOML, with the checks that a study needs to be run."""
+"""Loading of studies from TOML files, and checks of their keys and values."""
 
 from __future__ import annotations
 

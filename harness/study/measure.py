@@ -441,7 +441,7 @@ class Work:
         return self.scores.table(places, teller)
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
-        """Show the study's results so far to `watch`."""
+        """Call `watch` with the study's results so far."""
         if self.watch is not None:
             ready = sweep.tasks(point.spec for point in points)
             so_far = self._table(points, ready, Silent())
@@ -477,7 +477,7 @@ def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
 
 
 def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
-    """Yield the runs that the ask of a group names."""
+    """Yield the runs that `ask` requests for a group."""
     for name, xs in ask.xs.items():
         for x in xs:
             for seed in group.panel.seeds[:1] if ask.first_seed else group.panel.seeds:

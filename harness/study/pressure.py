@@ -1,4 +1,4 @@
-"""The KVPR of a run's initial placement, and the lowest KVPR of any placement.
+"""The KVPR (KV pressure ratio, Prism) of a run's initial placement, and the lowest KVPR of any placement.
 
 The lowest is found by trying all placements, so only small sets of models are possible.
 """

@@ -121,7 +121,7 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
 
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
-    """Return the paths of user files that specs and SLO rules name, unchanged."""
+    """Return the paths of user files in specs and SLO rules, as they are written there."""
     named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", x) for x in rules}
     paths = ((key, fields.asked(value).name if key == "engine" else value) for key, value in named)
     return {value.rpartition("classes:")[2] for key, value in paths if value.endswith(FILES[key])}

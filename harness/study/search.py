@@ -113,9 +113,9 @@ def _between(curve: Mapping[float, float], level: float, least: float) -> float 
 def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str, tuple[float, ...]]:
     """Return the rates of each system around its knee, given its attainment at octaves.
 
-    A contestant's knee is the highest octave at which, and below which, it meets the level everywhere. Its rates begin
-    an octave below its knee. A contestant without a knee begins at the lowest octave of all. Controls and A/A copies
-    begin at the lowest rate at which a contestant with a knee begins.
+    A contestant's knee is the highest octave such that it meets the level at this and all lower octaves. Its rates
+    begin an octave below its knee. A contestant without a knee begins at the lowest octave of all. Controls and A/A
+    copies begin at the lowest rate at which a contestant with a knee begins.
 
     All rates end an octave above the highest rate at which a contestant meets the level, so that systems can be
     compared there. If a system ran at higher octaves, its rates end at the highest of these instead.

@@ -92,8 +92,8 @@ def fixed(work: Work) -> bool:
 def searches(work: Work) -> list[tuple[str, ...]]:
     """Return the independent searches of a study, each as the keys of its panels.
 
-    Panels with the same key belong together. If some panel of the study runs at the highest rate that another panel
-    holds, panels with the same trace and model set belong together too.
+    Panels with the same key belong together. If the rate of some panel is the result of another panel's search, panels
+    with the same trace and model set belong together too.
     """
     of: dict[str, set[str]] = {}
     waits = any(panel.holds_rate for panel in work.every)

@@ -18,8 +18,7 @@ Shares = Mapping[str, Mapping[str, float]]  # keyed by GPU and model: the share 
 def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
     """Return, by GPU and model, the share of the model's requests that ran on the GPU, over all of these runs.
 
-    A request that used a group of GPUs counts for each of them. A request that moved counts for its first and its last
-    GPU.
+    A request that used a group of GPUs counts for each of them. A request that moved counts for its first and last GPU.
     """
     total, on = Counter[str](), dict[str, Counter[str]]()
     for model, where, n in _counted(runs):

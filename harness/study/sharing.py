@@ -1,8 +1,9 @@
 """KV blocks that several sequences of a request share: reference counts, and copy on write (PagedAttention, 4.4).
 
 Samples of a prompt share the blocks that the prompt fills. If its last block is only partly filled, each sequence
-copies the block before it writes to it, except the last one. Beams are chosen again at each token: each new beam
-continues one of the previous beams. If several new beams continue the same beam, they share all of its blocks.
+copies the block before it writes to the block. Only the last sequence to write needs no copy. Beams are chosen again at
+each token: each new beam continues one of the previous beams. If several new beams continue the same beam, they share
+all of its blocks.
 
 The beams that continue depend on the model and the text. Here each new beam draws the beam that it continues uniformly
 and independently, which needs no parameter. A number that only this assumption decides is an input, not a result.

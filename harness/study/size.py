@@ -164,9 +164,9 @@ class SizeSearch:
         """Search the curves `mine` for the fewest GPUs that meet the target.
 
         The target is first asked of each model's attainment, then of the attainment of all requests together. Return
-        all curves, the cheapest answer among `mine` and the first strategy with an answer, and the GPUs at each growth
-        of the traffic. These are the GPUs that the strategy of the answer needs. There are none if the curve of the
-        answer is not in `mine`.
+        all curves, the cheapest answer, and the GPUs that this answer's strategy needs at each growth of the traffic.
+        The answer is the cheapest of `mine` and the first strategy that has one. There are no GPUs by growth if the
+        answer's curve is not in `mine`.
         """
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)

@@ -24,7 +24,7 @@ from harness.study.sized import Best, Question, Sized, Tried
 
 
 class Words(NamedTuple):
-    """An answer in words, as it is printed and stored."""
+    """An answer in words, as it is printed and stored: a sentence, the setting, the table and further facts."""
 
     sentence: str
     setting: str

@@ -320,8 +320,8 @@ class Study:
     def steps(self) -> tuple[Condition, ...]:
         """Return the conditions to measure.
 
-        A cumulative study has the start, then conditions that apply the steps up to each step, then each step alone. If
-        a step has a band, the same step at the other end of the band comes first.
+        A cumulative study has the start, then conditions that apply the steps up to each step, then each step alone. A
+        step may have a band: other values of its fields. The same step with these values then comes first.
         """
         if not self.cumulative:
             return self.condition
@@ -365,7 +365,10 @@ class Study:
         return tuple(name for name in self.systems if name in (condition.among or self.systems))
 
     def settings(self, condition: Condition) -> dict[str, Any]:
-        """Return the common setting with a condition's changes: fields of a spec, and the other keys in BESIDE."""
+        """Return the common setting with a condition's changes.
+
+        Its keys are fields of a spec, and the keys in BESIDE, which are no fields of a spec.
+        """
         return {**self.spec, **condition.spec}
 
     def spec_of(self, condition: Condition, name: str) -> Spec:
@@ -433,7 +436,7 @@ def mistakes_in(where: str) -> Iterator[None]:
 
 
 def _ends(step: Condition) -> Iterator[Condition]:
-    """Yield a condition; if it has a band, first yield the condition at the other end of the band."""
+    """Yield a condition; if it has a band (other values of its fields), first yield the condition with these values."""
     if step.band:
         fields = ", ".join(f"{key} {value}" for key, value in step.band.items())
         yield replace(step, name=f"{step.name}; {fields}", spec={**step.spec, **step.band}, other_end=True)

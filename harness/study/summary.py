@@ -201,8 +201,8 @@ def summarize(
     """Summarise a sweep at the highest rate at which a contestant still meets `level`.
 
     `order` lists the labels, and `controls` those that are not contestants. If two or more contestants have the same
-    number of GPUs, systems on other numbers are not contestants either (`contiguous` has one GPU a model). `checks` has
-    the marks of systems' files by label.
+    number of GPUs, systems on other numbers are not contestants either (`contiguous` takes one GPU per model). `checks`
+    has the marks of systems' files by label.
 
     `halves` are the seeds that replay each half of a real trace. The halves are two case studies, so there are no
     intervals. `bound` is the result of run/bound.py: above its `rate_scale`, no policy attains `level` on its `gpus`.
@@ -332,8 +332,8 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
 def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
     """Return a system's rates at `level` and at the other usual levels, keyed by column.
 
-    The result also has the worst model's rate, the slope at the crossing, the lowest rate that fails, and the dip. It
-    is empty if a single rate was run.
+    The result also has the worst model's rate, the slope at the crossing, the lowest rate that fails, and the dip: how
+    far attainment falls below its fit, in %. It is empty if a single rate was run.
     """
     c = crossings.crossing(table, panel, label, definition, level)
     if c is None or len(panel["xs"]) < 2:

@@ -120,7 +120,7 @@ def scores_of(place: Place, out: Path, study: Study) -> pa.Table:
 
 
 def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
-    """Return a scored run's misses and requests, by a definition of attainment; None if the run had no room."""
+    """Return a scored run's misses and requests, by a definition of attainment; None if the models did not fit."""
     for name, word in (("definition", definition), ("over", "model")):
         scores = scores.filter(pc.equal(scores[name].cast(pa.string()), word))
     counts = [np.array(scores[name].to_pylist(), np.float64) for name in ("missed", "offered")]
