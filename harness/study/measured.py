@@ -124,7 +124,7 @@ def _preset(panel: Panel) -> synthetic.Preset | None:
 def _rps(panel: Panel) -> float:
     """Return the rate in req/s of the most popular stream of a panel's trace.
 
-    The rate is 0 for a trace whose generator has no such rate.
+    It is 0 for a trace that is not drawn by a generator with such a rate.
     """
     preset = _preset(panel)
     return preset.rate_rps if preset is not None else 0.0

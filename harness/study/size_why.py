@@ -128,7 +128,7 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 def _changes(reason: Why, work: SizeSearch) -> list[Change]:
     """Return the changes to try on the same GPUs.
 
-    They are strategies that save the scarce resource, a larger degree of the worst model, and a longer SLO.
+    They are strategies that suit the resource behind most misses, a larger degree of the worst model, and a longer SLO.
     """
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
     done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
