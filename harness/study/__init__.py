@@ -1,1 +1,1 @@
-"""Many runs as one question: studies, comparisons, sizes and claims, as numbers and verdicts."""
+"""Studies: many runs that answer one question, with their comparisons, GPU counts and verdicts on claims."""

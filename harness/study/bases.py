@@ -1,4 +1,8 @@
-"""The seconds of an SLO rule: stated, or from requests that run alone, or P95 measured by base runs."""
+"""The seconds of an SLO rule.
+
+They are stated in the rule, or multiples of the latency of requests that run alone, or of the P95 that base runs
+measure.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,9 @@ DRAIN_SLOS = 10  # a run drains for this multiple of the largest end-to-end SLO
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
     """List the runs that measure a spec's SLO bases: each model alone, by the bench's settings, on tuning seeds.
 
-    All runs use one kind of GPU (`Setup.base_gpu`), and as many GPUs as their models need. Their limits on tokens and
-    sequences of a step are the same for every card and server. A strategy that sets limits of its own therefore does
-    not change its SLO.
+    All runs use one kind of GPU (`Setup.base_gpu`), and as many GPUs as their models need. The limits on the tokens and
+    sequences of a step are equal for all GPUs and servers. A strategy with limits of its own therefore has the same SLO
+    as the others.
     """
     its = servers.bench()
     plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,
@@ -51,8 +55,8 @@ def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
     """Return P95 of TTFT and TPOT in seconds by model, from base runs.
 
-    If all outputs of a model have one token, its P95 of TTFT also stands for TPOT; every request meets that TPOT.
-    Raises UserError if over 5 % of the requests of a model never end.
+    If all outputs of a model have one token, its P95 of TTFT is also returned as its TPOT; every request meets that
+    TPOT. Raises UserError if over 5 % of the requests of a model never end.
     """
     pairs = tails(folders)
     for model, (first_s, later_s) in pairs.items():
@@ -128,14 +132,14 @@ def slo_target(
 
 
 class Ahead(NamedTuple):
-    """The drain time and base runs that an SLO rule needs before runs in real time can begin."""
+    """The drain time and the base runs that an SLO rule needs before a spec can run in real time."""
 
     drain_s: float | None  # most seconds that a run drains after its window; None: base runs decide
     bases: list[Span]  # base runs in real time, stored or not
 
 
 def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
-    """Return the drain time and base runs that an SLO rule needs for a spec in real time; nothing is run."""
+    """Return the drain time and base runs that an SLO rule needs before a spec runs in real time; nothing is run."""
     parsed = slo.parse(located(rule))
     if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
         return Ahead(slo_target(spec, rule, out).drain_s, [])
@@ -145,7 +149,7 @@ def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
 
 
 def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
-    """Return the seconds to drain: `DRAIN_SLOS` times the longest time that an SLO allows a request.
+    """Return the longest drain time in seconds: `DRAIN_SLOS` times the longest time that an SLO allows a request.
 
     The result is rounded up to a power of 2, so that similar SLOs share runs. Raises UserError if the longest time that
     an SLO allows is above LARGEST_S.
@@ -182,9 +186,9 @@ def judged_by(rule: str) -> str:
 
 
 def by_kind(rule: str) -> slo.Scaled | None:
-    """Return the parsed rule if its base is measured on the kind of GPU of each run; else None.
+    """Return the parsed rule if it scales a base measured on each run's kind of GPU; else None.
 
-    Such a rule scales a base that depends on the GPU, and names no kind of GPU.
+    The base of such a rule depends on the GPU, and the rule itself names no kind of GPU.
     """
     parsed = slo.parse(rule)
     return parsed if isinstance(parsed, slo.Scaled) and parsed.by_gpu and not parsed.gpu else None

@@ -1,4 +1,4 @@
-"""The requests of a run as an SLO judges them, and what binds in those that miss: by model and hour of the window."""
+"""The requests and misses of a run by model and hour, as an SLO judges them, and the resource that causes each miss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Bools = NDArray[np.bool_]
 
 
 def about_of(run: Path, maker: str) -> Mapping[str, Any]:
-    """Return the facts of a run. Raises UserError if the run is gone."""
+    """Return the facts stored with a run.
+
+    Raises UserError if the run is gone; `maker` is the command that makes it again.
+    """
     if not record.exists(run):
         raise UserError(f"{run} is gone: {maker} makes it again")
     return record.meta(run)
@@ -55,7 +58,7 @@ class Judged(NamedTuple):
 
     @property
     def missed(self) -> Bools:
-        """Tell for each request whether it is in the window and missed its SLO."""
+        """Tell for each request whether it arrived in the window and missed its SLO."""
         return np.asarray(self.offered & (self.score < 1))
 
 
@@ -77,7 +80,7 @@ BINDS: Mapping[str, str] = {  # the resource that binds, keyed by the cause of a
 
 
 class Hour(NamedTuple):
-    """A model's requests in an hour of the windows."""
+    """A model's requests and misses in one hour of the windows."""
 
     offered: int
     missed: int
@@ -90,7 +93,7 @@ class Hour(NamedTuple):
 
     @property
     def first(self) -> str | None:
-        """The resource that binds in the most misses; None if no request missed."""
+        """The resource that causes the most misses; None if no request missed."""
         return max(self.binds, key=self.binds.__getitem__, default=None)
 
 
@@ -98,7 +101,7 @@ Hours = Mapping[str, Mapping[int, Hour]]  # keyed by model and hour
 
 
 def summed(hours: Iterable[Hour]) -> Hour:
-    """Return the sum of several hours: their requests, misses, and misses by the resource that binds."""
+    """Return the sum of several hours: their requests, misses, and misses by the resource that causes them."""
     every, binds = list(hours), Counter[str]()
     for hour in every:
         binds.update(hour.binds)
@@ -106,12 +109,12 @@ def summed(hours: Iterable[Hour]) -> Hour:
 
 
 def total(hours: Hours) -> Hour:
-    """Return the sum over all models and hours: requests, misses, and misses by the resource that binds."""
+    """Return the sum over all models and hours: requests, misses, and misses by the resource that causes them."""
     return summed(hour for each in hours.values() for hour in each.values())
 
 
 def merged(parts: Iterable[Hours]) -> dict[str, dict[int, Hour]]:
-    """Add up several results: the same hour of the same model is summed over all of them."""
+    """Add up several results: each hour of each model is summed over all of them."""
     every: dict[str, dict[int, list[Hour]]] = {}
     for part in parts:
         for model, hours in part.items():
@@ -123,9 +126,9 @@ def merged(parts: Iterable[Hours]) -> dict[str, dict[int, Hour]]:
 def by_view(
     runs: Iterable[Path], views: Sequence[View], under: Callable[[View], slos.SloTarget], definition: str
 ) -> dict[str, dict[str, dict[int, Hour]]]:
-    """Count requests and misses of runs by view of the traffic, model and hour.
+    """Count requests and misses of runs by view, model and hour; a view is a stretch of the trace that is replayed.
 
-    Misses are also counted by the resource that binds. Raises UserError for a run that is gone.
+    The misses of an hour are also counted by the resource that causes them. Raises UserError for a run that is gone.
     """
     every = {view.trace: view for view in views}
     parts: dict[str, list[Hours]] = {}
@@ -137,7 +140,10 @@ def by_view(
 
 
 def _hours(of: Judged, definition: str) -> Hours:
-    """Count the requests and misses of a run by model and hour. Misses are also counted by the resource that binds."""
+    """Count the requests and misses of a run by model and hour.
+
+    Misses are also counted by the resource that causes them.
+    """
     at = np.maximum(0, of.rows.arrival_s // HOUR_S).astype(int)
     keys = np.array([of.rows.model, at])
     binds: dict[tuple[int, int], Counter[str]] = {}

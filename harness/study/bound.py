@@ -1,6 +1,7 @@
-"""The rate at which the bound of a comparison (run/bound.py) crosses the level: searched once, stored beside the runs.
+"""The rate at which the attainment bound of a comparison (run/bound.py) falls below the level.
 
-The bound is computed for the windows that all systems replay, over the requests of all seeds together.
+It is searched once and stored beside the runs. The bound is computed for the windows that all systems replay, over the
+requests of all seeds together.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def crossing(
     """Return the rate scale above which no policy attains `level`, with the definition and the number of GPUs.
 
     `of` returns the spec at a rate scale and seed. `specs` are the specs of the systems, which decide how GPUs may be
-    shared. The answer is kept below `out`. It is None where nothing bounds the rate: for definitions without deadlines,
-    closed loops, traces that are read in pieces, and engines other than the simulator.
+    shared. The result is stored below `out`. It is None if no bound is known: for definitions without deadlines, closed
+    loops, traces that are read in pieces, and engines other than the simulator.
     """
 
     def at(x: float, seed: int) -> Setup:
@@ -88,9 +89,9 @@ def crossing(
 def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], level: float) -> float | None:
     """Return the rate scale at which the bound on attainment falls below the level.
 
-    The bound is below the level at the answer, and reaches it at the answer divided by NEAR. The answer is None if the
-    bound never falls below the level, or is below it at all rates. The first seed alone brackets the rate scale, by
-    doubling and bisection. All seeds together then move the bracket.
+    At the returned rate scale the bound is below the level; at this rate scale divided by NEAR it is not. The result is
+    None if the bound never falls below the level, or is below it at all rates. Doubling and bisection first bracket the
+    rate scale, with the first seed alone. The bracket is then moved until it is correct for all seeds together.
     """
 
     def holds(x: float, some: Sequence[int]) -> bool:
@@ -121,7 +122,7 @@ def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], l
 
 
 def line(about: About) -> str | None:
-    """Return the bound of a comparison in words; None if the comparison has no bound."""
+    """Describe the bound of a comparison in words; return None if the comparison has no bound."""
     if (most := about.bound) is None:
         return None
     (panel,) = about.panels
@@ -133,7 +134,7 @@ def line(about: About) -> str | None:
 def allowed(specs: Iterable[Spec]) -> bound.Sharing:
     """Return the ways in which any of these systems shares a GPU: by SMs, by time slices, both or neither.
 
-    A system that does not fit, or whose policy cannot be made, adds only the sharing that its spec sets.
+    For a system that does not fit, or whose policy cannot be made, only the sharing that its spec sets is counted.
     """
     parted = sliced = False
     for spec in specs:

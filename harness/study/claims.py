@@ -1,4 +1,4 @@
-"""Verdicts on claims, from the estimates in a study's table; `rule` gives each its class. Nothing is run here."""
+"""Verdicts on claims, from the estimates in a study's table. `rule` decides the class of each; nothing is run here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale"
 class Support(NamedTuple):
     """The misses and windows behind an estimate.
 
-    If the estimate compares two systems, each number is that of the system with fewer.
+    If the estimate compares two systems, each number is the smaller of the two systems' numbers.
     """
 
     misses: int | None  # None: the estimate is no share of requests
@@ -56,7 +56,7 @@ class Support(NamedTuple):
 class Verdict(NamedTuple):
     """The result of a claim on one panel, or on all panels together (`panel` is None).
 
-    The claim is about one system, which it compares with at most one other.
+    The claim is about one system, alone or in comparison with one other system.
     """
 
     claim: Claim
@@ -76,8 +76,9 @@ class Verdict(NamedTuple):
 def weak(verdict: Verdict) -> str:
     """Return the reason why a verdict's class is based on too few misses or windows; empty if it has enough.
 
-    It is also empty for claims about seeds and for bounds. The verdict's note then states the number of runs and a
-    limit (`limit_of_seeds`, `limit_of_bound`). A calculation has no windows, so it is never weak.
+    The result is also empty for calculations, which have no windows, for claims about seeds, and for estimates that are
+    only bounds. For seeds and bounds, the verdict's note states the number of runs and a limit (`limit_of_seeds`,
+    `limit_of_bound`).
     """
     here = verdict.here
     if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
@@ -95,17 +96,17 @@ def weak(verdict: Verdict) -> str:
 def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:
     """Return the misses and windows behind a claim's estimate.
 
-    If the claim compares two systems, each number is that of the system with fewer.
+    If the claim compares two systems, each number is the smaller of the two systems' numbers.
     """
     supports = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
     return Support(*(min(column) for column in zip(*supports, strict=True)))
 
 
 def limit_of_seeds(paper: str, n: int, of: int) -> str:
-    """Return in words the one-sided 95 % limit of the share of windows that do as the paper says.
+    """Describe the one-sided 95 % confidence limit of the share of windows in which the paper's statement is true.
 
-    The limit is that of Clopper and Pearson (1934). It is a lower limit if any of the `of` seeds does as the paper
-    says, else an upper limit.
+    The limit is that of Clopper and Pearson (1934). It is a lower limit if the statement is true for any of the `of`
+    seeds, else an upper limit.
     """
     from scipy.special import betaincinv
 
@@ -116,7 +117,7 @@ def limit_of_seeds(paper: str, n: int, of: int) -> str:
 
 
 def limit_of_bound(here: Estimate, style: Style) -> str:
-    """Return in words the number of runs and the one-sided 95 % limit of an estimate that is only a bound."""
+    """Describe the number of runs and the one-sided 95 % confidence limit of an estimate that is only a bound."""
     end, word = (here.low, "at least") if here.sign == ">" else (here.high, "at most")
     if end is None:
         return f"n = {here.n}"
@@ -128,9 +129,9 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Return the reason for a verdict: its note, the datum that the claim lacks, or why our number differs.
+    """Return the reason for a verdict.
 
-    It is the first of these that is not empty.
+    It is the verdict's note, else the datum that the claim lacks, else the explanation why our number differs.
     """
     claim = verdict.claim
     return verdict.note or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
@@ -151,10 +152,10 @@ def concerned(claim: Claim, about: About) -> list[Panel]:
 
 
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
-    """Yield one claim for each pair of systems that a claim compares.
+    """Yield a claim for each pair of systems that a claim compares.
 
-    Every name in `system` is paired with every name in `over`. Each pair comes with the readings of the statement that
-    it belongs to (see Claim).
+    Every name in `system` is paired with every name in `over`. Each pair comes with its reading: the options chosen
+    where the paper leaves open which system it means (see Claim).
     """
     ours = [(label, reading) for name, reading in _read(claim.system) for label in of_file(name, about)]
     for (label, mine), (over, theirs) in product(ours, _read(claim.over)):
@@ -162,7 +163,7 @@ def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
 
 
 def _read(text: str) -> Iterator[tuple[str, Reading]]:
-    """Yield each system that a claim names, with the reading of the statement that it belongs to.
+    """Yield each system that a claim names, with its reading: the option chosen where the paper leaves the system open.
 
     The reading is empty for a system that is not one of several options.
     """
@@ -174,7 +175,7 @@ def _read(text: str) -> Iterator[tuple[str, Reading]]:
 def of_file(name: str, about: About) -> list[str]:
     """Return the systems of the study that a name in a claim stands for.
 
-    "best NAME" stands for every system of that file; any other name stands for itself.
+    "best NAME" stands for every system of the study that the file NAME defines. Any other name stands for itself.
     """
     if not name.startswith(BEST):
         return [name]
@@ -183,7 +184,7 @@ def of_file(name: str, about: About) -> list[str]:
 
 
 def lacking(claim: Claim, about: About) -> list[str]:
-    """List the systems of a claim that take no part in a study."""
+    """List the systems of a claim that are not in a study."""
     part = {*about.systems, *about.controls}
     names = [name for name in chain(*systems_of(claim.system), *systems_of(claim.over)) if name]
     return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
@@ -195,16 +196,16 @@ def lacking(claim: Claim, about: About) -> list[str]:
 def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     """Yield the attainment that a system loses when a part of it is switched off, paired by seed.
 
-    There is a loss for each x of each panel of the claim.
+    There is one loss for each x of each panel that the claim is about.
     """
     definition = claim.definition or about.definitions[0]
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
 def order_text(standing: Standing) -> str:
-    """Render a standing of two systems as their ratio.
+    """Describe which of two systems is ahead, as the ratio of their crossings.
 
-    If the ratio does not decide, render which system is ahead and the differences of attainment at fixed rates.
+    If the ratio does not decide, name the system that is ahead and the differences of attainment at fixed rates.
     """
     if (ratio := standing.decisive) is not None:
         return ratio.text(RATIO)
@@ -214,11 +215,11 @@ def order_text(standing: Standing) -> str:
 
 
 def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
-    """Estimate the fewest GPUs that hold the level in the mean over seeds.
+    """Estimate the fewest GPUs with which mean attainment over seeds is at least the level.
 
-    The ends of the interval are the fewest and the most GPUs that a single seed needs. There is no such interval with
-    fewer than two seeds, or if the estimate, or the number of GPUs of some seed, is only a bound. With `over`, the
-    estimate is the ratio of two such numbers.
+    The ends of the interval are the fewest and the most GPUs that a single seed needs. There is no interval with fewer
+    than two seeds, or if the estimate, or the number of GPUs of some seed, is only a bound. If the claim has `over`,
+    the estimate is the ratio of two such numbers.
     """
     whole = fewest(rows, claim.system, claim.over, definition, level)
     seeds = sorted(by_window.curves(rows, claim.system, definition, "x"))
@@ -233,10 +234,10 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Return the best of several other systems, and the claim's ratio to it.
+    """Return the best of several other systems, and the ratio of the claim's system to it.
 
-    The best is the system with the lowest ratio. The interval's ends are the lowest low end and the lowest high end of
-    all ratios.
+    The best is the system with the lowest ratio. The interval of the ratio ends at the lowest low end and the lowest
+    high end of all ratios.
     """
     name = min(ratios, key=lambda other: ratios[other].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]
@@ -247,7 +248,7 @@ def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
 
 
 def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -> tuple[int, int]:
-    """Count the seeds that hold the level at an x, and the seeds that ran there."""
+    """Count the seeds whose attainment at x = `at` is at least the level, and all seeds that ran at this x."""
     shares = [
         y for curve in by_window.curves(rows, system, definition, "x").values() for x, y in curve.items() if x == at
     ]
@@ -303,9 +304,9 @@ def _of_measure(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict
 
 
 def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
-    """Change a decided verdict on half of a real trace to "open".
+    """Return a verdict with its class changed to "open" if its panel is half of a real trace.
 
-    Such a half is a case study of one window, which decides nothing.
+    Such a half is a case study of one window, which decides nothing. Other verdicts are returned unchanged.
     """
     if not panel.get("half") or verdict.says not in DECIDED:
         return verdict
@@ -366,8 +367,9 @@ def _by_ratio(
 ) -> Verdict:
     """Judge a claim about a ratio to another system, or to the best of several.
 
-    Along SLO scales, the ratio says how many times shorter an SLO the claim's system holds. If a curve is flat at the
-    level, a ratio means nothing. Then only the order of the systems is judged, not the size of the lead.
+    Along SLO scales, the ratio says how many times shorter the SLO is that the claim's system still meets. A ratio
+    means nothing if a curve is flat at the level. Then only the order of the systems is judged, not the size of the
+    lead.
     """
     standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] in EASES:
@@ -399,7 +401,7 @@ def _order(standing: Standing) -> float:
 
 
 def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
-    """Judge a statement about every run, by the number of seeds that reach or meet the level."""
+    """Judge a claim about every seed, by the number of seeds whose attainment reaches or meets the level."""
     paper = str(claim.paper)
     if claim.at:
         n, of = met(rows, claim.system, definition, level, claim.at)
@@ -415,8 +417,9 @@ def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
 def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """Judge which of two systems is ahead.
 
-    At either end of a cumulative study, the claim is judged by the paper's number instead. There is no ratio if a
-    system does not fit, or if both systems hold the level at every rate that was run, or at none.
+    At either end of a cumulative study, a claim with a number of the paper is judged by that number instead. There is
+    no ratio if a system does not fit. There is none either if both systems reach the level at every rate that was run,
+    or at no rate.
     """
     definition = claim.definition or about.definitions[0]
     pair = (claim.system, claim.over)

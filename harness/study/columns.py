@@ -1,24 +1,27 @@
-"""Columns of a study's table besides attainment (`measures` of a study): numbers of a run, by model or of all together.
+"""Columns of a study's table besides attainment (its `measures`): values of a run, by model or over all models.
+
+An early request arrives in the window, more than `LATE_S` before the window's end.
 
 done_rps         requests per second that end in the window
 throughput_rps   the mean of done_rps over models, weighted by the rates of the trace's generator
-tpot_ms          mean TPOT of the requests that arrive up to `LATE_S` before the window's end and end
+tpot_ms          mean TPOT of the early requests that end
 tpot_p99_ms      P99 of TPOT over the same requests
 tpot_tail_ms     P99 of TPOT minus its mean
 ttft_s           mean TTFT of the same requests
-ended            share that ends, of all requests that arrive up to `LATE_S` before the window's end
+ended            share of the early requests that end
 decoding         mean number of requests in a decode step, by Little's law over the requests that end in the window
 kv_used          share of KV memory in use on the GPU on which a model decodes, by the same law
 batch            mean number of requests that hold KV
 kv_tokens, kv_ahead, kv_over, kv_rest
-                 shares of KV memory: of tokens that are there, reserved for tokens that come, reserved for tokens that
-                 never come, and all else
+                 shares of KV memory: filled by tokens, reserved for tokens that still come, reserved for tokens that
+                 never come, and the remainder
 within           share of the requests arriving in the window that end within `ALONE_X` times their latency alone
 decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table
 tp2_loss_B       share of these tokens/s that is lost with TP2
-kvpr_above       ratio of the largest KVPR of Prism's start to the least of any placement (`pressure.py`)
+kvpr_above       largest KVPR of Prism's initial placement over that of the best placement (`pressure.py`)
 samples_N, beams_N
-                 share of KV blocks that N samples or beams of a request share (`sharing.py`), by the trace's lengths
+                 share of KV blocks saved because N samples or beams of a request share blocks (`sharing.py`), by the
+                 trace's lengths
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Ran:
 
     @cached_property
     def setup(self) -> Setup:
-        """The run's machine and models."""
+        """The setup of the run: its hardware and models."""
         return Setup(self.spec)
 
     @cached_property
@@ -79,21 +82,21 @@ class Ran:
 
     @cached_property
     def ended(self) -> NDArray[np.bool_]:
-        """Tell which requests end in the window."""
+        """Tell for each request whether it ends in the window."""
         return self.rows.done & (self.done_s >= 0.0) & (self.done_s < self.window_s)
 
     @cached_property
     def early(self) -> NDArray[np.bool_]:
-        """Tell which requests arrive in the window, more than `LATE_S` before its end."""
+        """Tell for each request whether it arrives in the window, more than `LATE_S` before the window's end."""
         return (self.rows.arrival_s >= 0.0) & (self.rows.arrival_s < self.window_s - LATE_S)
 
     def after_s(self, wait: str) -> F8:
-        """Return the seconds that each request spends in one cause of waiting after its first token."""
+        """Return the seconds that each request waits after its first token for one reason, `wait` (`record.WAITS`)."""
         k = record.WAITS.index(wait)
         return self.rows.waits_s[:, k] - self.rows.ttft_waits_s[:, k]
 
     def of(self, model: str) -> NDArray[np.bool_]:
-        """Tell which requests are a model's; "" stands for all models."""
+        """Tell for each request whether it is for this model; "" stands for all models."""
         if model not in self.rows.models:
             return np.full(len(self.rows), not model)
         return np.asarray(self.rows.model == self.rows.models.index(model))
@@ -107,7 +110,7 @@ Column = Callable[[Ran], Mapping[str, float]]
 
 
 def values(folder: Path, names: Sequence[str]) -> Iterator[scoring.Value]:
-    """Yield the values of some columns of a run: for each model, and "pooled" for all models together."""
+    """Yield the values of some columns of a run: by model, and for all models together under the name "pooled"."""
     ran = Ran.read(folder)
     for name in names:
         for model, value in COLUMNS[name](ran).items():
@@ -180,7 +183,8 @@ def _decoding(ran: Ran) -> dict[str, float]:
 def _kv_used(ran: Ran) -> dict[str, float]:
     """Return, by model, the share of KV memory in use on the GPU on which that model decodes.
 
-    The KV of all requests on this GPU counts: Weaver offloads part of the hot model's KV to the GPU of the cold model.
+    The KV of all requests on this GPU counts, because Weaver offloads part of the hot model's KV to the GPU of the cold
+    model.
     """
     rows, names = ran.rows, ran.setup.models.names
     here_s = rows.e2e_s - rows.ttft_s - ran.after_s("transfer") - ran.after_s("kv")
@@ -201,11 +205,11 @@ def _token_share(setup: Setup, name: str) -> float:
 
 
 def _memory(ran: Ran, of: str) -> dict[str, float]:
-    """Compute a measure of memory in a run with one model: the mean batch, or a share of KV memory.
+    """Compute the mean batch, or a share of KV memory, in a run with one model.
 
-    `of` names the measure. A request counts from its first token to its end, or to the end of the window if it does not
-    end. Its tokens are assumed to come evenly in that time. While it waits for KV after its first token, it holds no
-    KV.
+    `of` names the quantity. A request counts from its first token to its end, or to the end of the window if it does
+    not end. Its tokens are assumed to be spread evenly over that time. While it waits for KV after its first token, it
+    uses no KV.
     """
     rows, window_s = ran.rows, ran.window_s
     (model,) = ran.setup.cluster.models.values()
@@ -236,9 +240,9 @@ def _tokens_per_s(shape: Shape, gpu: str, host: str, batch: int, tp: int) -> flo
     """Compute the decode throughput of two GPUs in tokens/s, as in Weaver's table 1.
 
     The GPUs run two instances with TP 1, or one with TP 2. Each instance has a batch of `batch` requests. Only decode
-    steps count, because the paper's number leaves no time for prefill. At batch 128 the paper has 8,011 tokens/s: 128
-    requests of 128 tokens on each GPU take 4.1 s. Their prompts alone, 131,072 tokens of 2 x 6.98e9 FLOP, would take
-    5.9 s at the card's peak.
+    steps count, because the paper's number is too high to include prefill. At batch 128 the paper has 8,011 tokens/s:
+    128 requests of 128 tokens on each GPU take 4.1 s. Their prompts alone, 131,072 tokens of 2 x 6.98e9 FLOP, would
+    take 5.9 s at the GPU's peak.
     """
     prompt, output = TOKENS
     config = Config((Served("m", shape, 1, degrees=(2,)),), gpu=gpu, gpus=2, host=host)
@@ -260,7 +264,7 @@ def _blocks(ran: Ran, sequences: int, beams: bool) -> dict[str, float]:
 
 @cache
 def _shared(lengths: str, longest: int, sequences: int, beams: bool, seed: int) -> float:
-    """Return the share of KV blocks that sharing saves, over `SHARING` requests with drawn lengths."""
+    """Return the share of KV blocks that sharing saves, over `SHARING` requests whose lengths are drawn."""
     rng = np.random.default_rng(seed)
     return sharing.saved(laws.draw(lengths, SHARING, rng, longest), sequences, rng if beams else None)
 

@@ -31,10 +31,10 @@ SPEC_KEYS = frozenset(field.name for field in fields_of(Spec))
 
 
 def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str, Any]:
-    """Return a setting with defaults for what it leaves out: models, their traffic, GPUs and host memory.
+    """Return a setting with defaults for the keys that it lacks: models, their traffic, GPUs and host memory.
 
     `unsaid` names keys whose values are defaults that no user set. If the trace or the number of GPUs is among them,
-    its default is chosen again.
+    its default is chosen again for this setting.
     """
     given = {**setting, **{key: value for key, value in WORLD.items() if key not in setting}}
     if "trace" not in setting or "trace" in unsaid:
@@ -60,12 +60,12 @@ def comparison(
     controls: bool = False,
     budget: int = 0,
 ) -> Study:
-    """Make the study of systems (as --systems takes them) that share `setting`, fields of a spec.
+    """Make the study of systems (as --systems takes them) under one `setting`, the common fields of their specs.
 
     If no rates are given, they are searched around the knee. `definition` is the definition of attainment (None: that
-    of the SLO rule). With `controls`, CONTROLS and an A/A copy of the first system run too. With `budget`, a number of
-    simulated requests, systems that are not yet told apart get more seeds. Raises UserError for a system that is listed
-    twice.
+    of the SLO rule). With `controls`, the study also has CONTROLS and an A/A copy of the first system: the same system
+    on other seeds. With `budget`, a number of simulated requests, more seeds are run until systems are told apart.
+    Raises UserError for a system that is listed twice.
     """
     listed = named(systems)
     if controls:
@@ -92,19 +92,22 @@ def comparison(
 
 
 def planners(texts: Iterable[str], setting: Mapping[str, Any]) -> list[str]:
-    """Return the systems, as --systems takes them, that plan from requests of the trace."""
+    """Return the systems, as --systems takes them, that plan from past requests of the trace."""
     given = {key: value for key, value in setting.items() if key in SPEC_KEYS}
     return [text for text in texts if reads_plan(from_dict({**given, **asked_system(text)}))]
 
 
 def repeats(setting: Mapping[str, Any]) -> bool:
-    """Tell whether all seeds replay the same requests of the trace, given a setting that does not scale it."""
+    """Tell whether all seeds replay the same requests of the trace.
+
+    The setting must replay the trace without scaling its rate.
+    """
     trace, plan = load_trace(str(setting["trace"])), str(setting.get("plan", Spec("").plan))
     return trace.maker is None and window_fold(trace, 0, plan) == window_fold(trace, 1, plan)
 
 
 def replayed(spec: Spec) -> str:
-    """Say which part of a replayed trace each seed replays; empty for a trace that is drawn."""
+    """Describe the part of a replayed trace that each seed replays; return "" for a trace that a generator draws."""
     trace = Setup(spec).trace
     if trace.maker is not None:
         return ""
@@ -116,12 +119,12 @@ def replayed(spec: Spec) -> str:
 
 
 def silent(systems: Collection[str]) -> tuple[str, ...]:
-    """Return the names that do not contend in a comparison: all controls, and the A/A copies among `systems`."""
+    """Return the names that do not count as contestants: all controls, and the A/A copies among `systems`."""
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))
 
 
 def summary(table: pa.Table, about: About, rule: str) -> Summary:
-    """Summarize a comparison at its most telling rate, from its table and facts."""
+    """Summarize a comparison, from its table and facts, at the highest rate at which a contestant meets the level."""
     from harness.study.summary import summarize
     from harness.study.table import marks
 
@@ -141,14 +144,14 @@ def summary(table: pa.Table, about: About, rule: str) -> Summary:
 
 
 def asker(about: About) -> str:
-    """Return the system that a comparison is about: the first given as a file, else the first that contends."""
+    """Return the system that a comparison is about: the first contestant given as a file, else the first contestant."""
     contend = [name for name in about.systems if name not in silent(about.systems)] or [*about.systems]
     files = (name for name in contend if fields.asked(about.texts.get(name, name)).name.endswith(".py"))
     return next(files, contend[0])
 
 
 def traffic(spec: Spec) -> tuple[int, Preset | None]:
-    """Return the number of requests in the trace at its own rate, and the generator of its closed loop.
+    """Return the number of requests in the unscaled trace, and the generator of its closed loop.
 
     The generator is None if the trace is not a closed loop.
     """
@@ -158,18 +161,18 @@ def traffic(spec: Spec) -> tuple[int, Preset | None]:
 
 
 def clients(loop: Preset) -> str:
-    """Say what a closed loop sends: clients, their requests, and the seconds between them."""
+    """Describe the load of a closed loop: clients per model, requests, and seconds between the requests of a client."""
     return f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
 
 
 def stream_rule(spec: Spec) -> str:
-    """Describe the rule by which each model is given streams of the trace."""
+    """Describe the rule that assigns streams of the trace to models."""
     setup = Setup(spec)
     return assigned(setup.trace, setup.models, spec.seed, spec.assign).rule
 
 
 def rooflines(spec: Spec) -> dict[str, float]:
-    """Return, by model, the share of a decode step's kernel seconds that are roofline estimates, not measurements.
+    """Return, by model, the share of a decode step's kernel time that is a roofline estimate and not measured.
 
     Only models with quantised formats, experts or latent KV are listed. The result is empty for a measured cost table.
     """

@@ -1,4 +1,4 @@
-"""The constants of the machine that a comparison depends on: values, sources, and the changes to try."""
+"""The constants of the simulated hardware on which a comparison depends: values, sources, and the changes to try."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
         return f"{self.constant} {self.setting}".strip()
 
     def fields(self, spec: Spec) -> dict[str, Any]:
-        """Return the fields of a spec that this change sets; a factor multiplies the one that the spec already has."""
+        """Return the fields of a spec with this change; a factor multiplies the factor that the spec already has."""
         if "scaled" not in self.changes:
             return dict(self.changes)
         have = dict(spec.scaled)
@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
-    """List the changes of constants to try; also return the reason for each constant that is not varied, by its name.
+    """List the changes of constants to try; also return the reason why each other constant is not varied, by its name.
 
     `only` limits the changes to these constants (None: all). Raises UserError for an unknown constant.
     """
@@ -136,7 +136,10 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
 
 
 def _co_run(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
-    """Return in words how much concurrent prefill and decode steps slow each other down, and the source of this."""
+    """Describe how much concurrent prefill and decode steps slow each other down.
+
+    The source of these numbers is returned too.
+    """
     if measured is None:
         return "as computed from turns", next(why for what, why in sources.items() if what.endswith(".co_run"))
     prefill, decode = measured.co_run.prefill, measured.co_run.decode
@@ -145,7 +148,7 @@ def _co_run(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple
 
 
 def _sharing(specs: Sequence[Spec]) -> set[str]:
-    """Return the modes in which models share a GPU: the mode that the specs set, or else each system's own."""
+    """Return the modes in which models share a GPU: the mode that the specs set, else the mode of each system."""
     if specs[0].sharing != "own":
         return {specs[0].sharing}
     return {str(policy.options.get(SHARING, MODES[0])) for policy in _policies(specs)}

@@ -14,7 +14,7 @@ LONG_S = 5.0  # s of a step that a quiet teller reports too
 class Counted:
     """A reporter of progress that also counts the runs of each phase that were stored before.
 
-    A quiet one leaves out notes, and steps that take less than `LONG_S` seconds.
+    With `quiet`, it leaves out notes, and steps that take less than `LONG_S` seconds.
     """
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
@@ -23,16 +23,16 @@ class Counted:
         self._worked: bool | None = None  # whether this step did work; None: no phase has begun
 
     def say(self, line: str) -> None:
-        """See Teller."""
+        """Report a line; see Teller."""
         self._teller.say(line)
 
     def note(self, line: str) -> None:
-        """Say a line about the study's inputs and steps, unless this teller is quiet."""
+        """Report a line about the study's inputs and steps, unless this teller is quiet."""
         if not self._quiet:
             self.say(line)
 
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        """See Teller."""
+        """Report that `done` of `total` parts of a phase are finished; see Teller."""
         self.phases.setdefault(what, (done, total))
         self._worked = bool(self._worked) or done < total
         self._teller.progress(what, done, total, left)
@@ -42,12 +42,15 @@ class Counted:
         self._teller.progress("planning", done, total)
 
     def current(self, total: int) -> None:
-        """Say that nothing is left to do."""
+        """Report that all points are current, so that nothing is left to do."""
         self.note(f"{total} of {total} points current, nothing to do")
 
     @contextmanager
     def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
-        """Report the seconds that a step took, once it is done, unless there was nothing to do."""
+        """Report the seconds that a step took, unless it had nothing to do.
+
+        `words` returns the rest of the line that is reported.
+        """
         self._worked, begun = None, perf_counter()
         yield
         if self._worked is not False:

@@ -1,4 +1,4 @@
-"""The least degrees of tensor parallelism at which the models of a set fit on a kind of GPU."""
+"""The smallest degrees of tensor parallelism with which the models of a set fit on a kind of GPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FULL = 0.92  # share of a GPU that weights and one request may take where a degr
 
 
 class NoRoom(UserError):
-    """A kind of GPU cannot hold a model."""
+    """The error that a model does not fit on a kind of GPU at any degree."""
 
 
 def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tuple[str, dict[str, int]]:
     """Return the model set with the smallest degree of parallelism at which each model fits on a kind of GPU.
 
-    If a model fits at the degree that the set gives it, it keeps that degree. If no degree changes, the set itself is
-    returned. The changed degrees are returned too, by model. Raises NoRoom for a model that fits at no degree.
+    A model that fits at its degree in the set keeps this degree. If no degree changes, the set itself is returned. The
+    changed degrees are returned too, by model. Raises NoRoom for a model that fits at no degree.
     """
     models = str(setting["models"])
     gpus = max(1, most // mix.size(kind)) * mix.size(kind)
@@ -68,7 +68,7 @@ def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str
 
 
 def _bytes(model: Any) -> int:
-    """Return the bytes that the weights and the KV cache of one longest request of a model take on each GPU."""
+    """Return the bytes on each GPU for a model's weights and for the KV cache of one request of the greatest length."""
     return int(model.weight_bytes + model.kv_token_bytes * model.max_tokens)
 
 

@@ -1,15 +1,16 @@
-"""The answer of `bench size` as files that start it: lines of `vllm serve`, or YAML of llama-swap or of a Helm chart.
+"""The answer of `bench size` as files that start its servers: `vllm serve` lines, or YAML of llama-swap or Helm.
 
-A server is placed where the strategy loads its model at the start. If the strategy moves weights, the server is placed
-where most of the model's requests ran. It gets the settings of the simulated server, and a share of the card's memory.
-A server that is alone on its GPUs, or takes turns there, gets all that engines may use. One that shares its GPUs and
-has fixed KV memory gets what its weights, process and KV memory take. Under kvcached, where KV memory is taken on
-demand, it gets all. The files also name actions of the strategy that no server carries out.
+A server is placed on the GPUs on which the strategy loads its model at the start. If the strategy moves weights, these
+are the GPUs on which most of the model's requests ran. The server gets the settings of the simulated server, and a
+share of the GPU's memory. This is all the memory that engines may use, if no other server is on its GPUs, or if the
+servers there run one at a time. A server that shares its GPUs and has fixed KV memory gets the sum of its weights,
+process and KV memory. Under kvcached, which allocates KV memory on demand, it also gets all. Actions of the strategy
+that no server can do are listed in the files.
 
 Keys are those of llama-swap 0bdb372 (config-schema.json, and config.example.yaml for `concurrencyLimit`, the number of
 requests beyond which one is refused, 10 unless set). For Helm they are those of the chart of
 vllm-project/production-stack a6c01db (helm/values.schema.json, helm/templates/deployment-vllm-multi.yaml). This chart
-turns prefix caching off unless it is asked for.
+turns prefix caching off unless the values turn it on.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ KEY = re.compile(r"(?!yes|true|false|null|off)[a-z][a-zA-Z_]{2,}")
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A server of the placement."""
+    """A server of the placement, on its GPUs."""
 
     serve: commands.Serve
     gpus: Gpus  # numbered over the whole cluster
@@ -83,9 +84,9 @@ class Plan:
 
 
 def deployable(setting: Question) -> None:
-    """Raise UserError if a question is not about vLLM servers, as --deploy can start no others.
+    """Raise UserError unless a question is about vLLM servers, the only servers that --deploy can start.
 
-    It is raised for an engine other than the simulator, and for an SGLang host.
+    An engine other than the simulator, or an SGLang host, raises the error.
     """
     engine, host = (str(setting.setting.get(key, default)) for key, default in (("engine", SIMULATOR), ("host", "")))
     if fields.asked(engine).name != SIMULATOR:
@@ -97,8 +98,8 @@ def deployable(setting: Question) -> None:
 def write(sized: Sized, way: Way, out: Path, into: Path) -> list[Path]:
     """Write the files that start the servers of an answer into the folder `into`, and return their paths.
 
-    Servers on several nodes have a file for each node, except with Helm. The runs of the answer are below `out`. Raises
-    UserError if there is no answer, or if servers cannot be started in this way.
+    If the servers are on several nodes, there is a file for each node, except with Helm. The runs of the answer are
+    below `out`. Raises UserError if there is no answer, or if the tool `way` cannot start the servers.
     """
     texts = files(plan(sized, out), way)
     for name, text in texts.items():
@@ -190,9 +191,9 @@ def _seats(
 
 
 def weights(shape: str) -> Path:
-    """Return the weights that a server loads.
+    """Return the weights that a server loads: an id on huggingface.co, or a path.
 
-    They are an id on huggingface.co, the path of a GGUF file, or the path of the folder of a config.json.
+    A path is that of a GGUF file, or of the folder with a config.json.
     """
     path = Path(repo(shape))
     if not path.exists():
@@ -212,7 +213,7 @@ def _formats(shape: str) -> tuple[str, ...]:
 
 
 def _groups(places: Sequence[Gpus]) -> dict[Gpus, frozenset[int]]:
-    """Return, for each place, all GPUs that are connected with it through a chain of overlapping places."""
+    """Return, for each place, all GPUs that overlapping places connect with it, directly or through other places."""
     joined: list[frozenset[int]] = []
     for place in places:
         touching = [gpus for gpus in joined if gpus & set(place)]
@@ -224,7 +225,10 @@ def _groups(places: Sequence[Gpus]) -> dict[Gpus, frozenset[int]]:
 
 
 def files(made: Plan, way: Way) -> dict[str, str]:
-    """Return the files of a plan by name. Raises UserError if models take turns and `way` cannot swap them."""
+    """Return the text of each file of a plan, keyed by file name.
+
+    Raises UserError if models take turns on GPUs and the tool `way` cannot swap them.
+    """
     taking = next((seat for seat in made.seats if seat.turns), None)
     if taking is not None and way != "llama-swap":
         where = " and ".join(map(str, taking.gpus))
@@ -238,7 +242,7 @@ def files(made: Plan, way: Way) -> dict[str, str]:
 
 
 def _lines(made: Plan, seats: Sequence[Seat]) -> str:
-    """Return a shell script; servers start one after the other, as each measures the free memory of its GPU."""
+    """Return a shell script that starts the servers one by one, as each measures the free memory of its GPU."""
     up = f'up() {{ until curl -sf "http://{commands.HOST}:$1/health"; do kill -0 $! || exit 1; sleep 1; done; }}'
     lines = ["#!/bin/sh", *(f"# {note}" for note in made.notes), up]
     for seat in seats:
@@ -248,7 +252,7 @@ def _lines(made: Plan, seats: Sequence[Seat]) -> str:
 
 
 def _swap(made: Plan, seats: Sequence[Seat]) -> str:
-    """Return a config of llama-swap: a group for GPUs that models share, which swaps where they take turns."""
+    """Return a config of llama-swap: GPUs that models share are a group, which swaps models that take turns."""
     group = _groups([seat.gpus for seat in seats])
     models, groups = dict[str, Any](), dict[str, Any]()
     for seat in seats:

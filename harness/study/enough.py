@@ -1,6 +1,6 @@
 """Choice of further seeds: as many as are needed to tell systems apart, within a budget of simulated requests.
 
-Nothing is run here. The next runs follow from finished rounds alone, so they do not depend on when a run ended.
+Nothing is run here. The next runs depend on finished rounds alone, not on the time at which a run ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NARROW = 1.02  # no x is sampled between two whose ratio is at most this
 
 
 class More(NamedTuple):
-    """A further run to tell the systems of a panel apart."""
+    """A further run that may help to tell the systems of a panel apart."""
 
     system: str
     seed: int
@@ -30,9 +30,9 @@ class More(NamedTuple):
 def settled(standing: Standing, precision: float, verdicts: int) -> bool:
     """Tell whether the order of two systems is known well enough to stop adding seeds.
 
-    It is known if the standing is decided after correction for `verdicts` verdicts. It is also known if the interval of
-    the ratio is narrow: each end differs from the mean by at most the share `precision`. If the standing has only
-    differences at fixed rates, no ratio, the interval of each must be at most 2 x `ranking.NEAR` wide.
+    It is known if it is decided after correction for `verdicts` verdicts. It is also known if the interval of the ratio
+    is narrow: each end differs from the mean by at most the share `precision`. If there is no ratio, only differences
+    at fixed rates, the interval of each difference must be at most 2 x `ranking.NEAR` wide.
     """
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
@@ -49,10 +49,10 @@ def settled(standing: Standing, precision: float, verdicts: int) -> bool:
 def unsettled(
     curves: Mapping[str, Windows], panel: Panel, pairs: Iterable[tuple[str, str]], level: float, precision: float
 ) -> dict[str, bool]:
-    """Return the systems that are not yet told apart from another system of their pairs.
+    """Return the systems that are not yet told apart from another system, in at least one of their pairs.
 
-    `curves` has the runs of each system by seed and x. The value of a system is True if a ratio of rates cannot decide
-    one of its pairs, so that only differences at the given rates can.
+    `curves` has the runs of each system by seed and x. The value of a system is True if one of its pairs has no ratio
+    of rates that could decide. Such a pair is judged by its differences at the given rates.
     """
     standings = {pair: standing for pair in pairs if (standing := _standing(curves, panel, pair, level))}
     undecided: dict[str, bool] = {}
@@ -74,10 +74,10 @@ def more(
 ) -> list[More]:
     """List the next runs of systems that are not yet told apart (see `unsettled`).
 
-    Some systems may lack an x without which their interval cannot be trusted (`_lacking`). Then only these x are run,
-    with all seeds so far. Otherwise the next `step` seeds run, at the x around each system's crossing (`_around`). All
-    systems get the same seeds, so that they stay paired, and all seeds of a system get the same x. The list is empty if
-    the next seeds would overlap those of A/A copies. No run has a rate below `least`.
+    If the interval of some system needs a run at a further x before it can be trusted (`_lacking`), only these x are
+    run, with all seeds so far. Otherwise the next `step` seeds run, at the x around each system's crossing (`_around`).
+    All systems get the same seeds, so that they stay paired, and all seeds of a system get the same x. The list is
+    empty if the next seeds would overlap those of A/A copies. No run has a rate below `least`.
     """
     lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
     if lacks:
@@ -95,12 +95,13 @@ def more(
 
 
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
-    """Return the x at which a system has to be run before its interval can be trusted; None if there is no such x.
+    """Return the x at which a system must run before its interval can be trusted; None if there is no such x.
 
     If no x within a quarter of an octave of the crossing was run, return the crossing itself. Along rates, if an end of
-    the interval is open, return an x beyond that end. The exception is an open low end without misses at the x just
-    below the crossing. Then misses at the x above say nothing about lower rates, so return the geometric mean of these
-    two x.
+    the interval is open, return an x beyond that end.
+
+    There is one exception: the low end is open, and the run just below the crossing has no misses. Then misses above
+    the crossing say nothing about lower rates, so return the geometric mean of the two x around the crossing.
     """
     c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
@@ -119,10 +120,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """Return the given x of a panel on the scale of curves, on which load rises with x.
-
-    Along SLO scales and GPUs, these are the reciprocals.
-    """
+    """Return the given x of a panel, as reciprocals along SLO scales and GPUs, so that load rises with x."""
     return tuple(map(crossings.reciprocal, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 
@@ -135,8 +133,8 @@ def _priced(of: Windows, name: str, seed: int, x: float) -> More:
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
     """Return the sampled x at which more seeds of a system are run.
 
-    These are the x in `given`, the x within an octave of the crossing's interval, and the next x beyond each of its
-    ends.
+    These are the x in `given`, the sampled x within an octave of the interval of the crossing, and the next sampled x
+    beyond each end of this interval.
     """
     c = by_window.together(of, of.keys())
     if c is None:

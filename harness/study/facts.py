@@ -1,4 +1,4 @@
-"""Facts that are stored beside the rows of a study's table: about its panels, and what captions and claims need."""
+"""Facts about a study that are stored beside the rows of its table: its panels, and data for captions and claims."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTING = tuple("process sharing sampling scaling assign plan placement pool_byt
 def facts(grid: Grid) -> list[dict[str, Any]]:
     """Collect the facts of each panel, in order.
 
-    The panels of model sets along x share a key. They have one entry, with the facts of the first.
+    If x is the model set, the panels of these sets have the same key. They have one entry, with the facts of the first.
     """
     every = {panel.key: _facts(grid, panel) for panel in reversed(grid.panels)}
     return list(every.values())[::-1]
@@ -93,9 +93,9 @@ def _seeds_by_half(panel: Panel) -> list[list[int]]:
 
 
 def _seen(panel: Panel) -> list[list[int]]:
-    """Return the numbers of requests that planners plan from: one for each model, largest first.
+    """Return the numbers of past requests that planners see: one for each model, largest first.
 
-    There is one list for each fold of the trace that seeds replay.
+    There is one list for each part (fold) of the trace that seeds replay.
     """
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
@@ -104,7 +104,7 @@ def _seen(panel: Panel) -> list[list[int]]:
 
 
 def _cuts(grid: Grid) -> list[str]:
-    """Return sentences on windows that are shorter than their trace, repeat it, or span a half of it."""
+    """Return sentences on windows that are shorter than their trace, repeat their trace, or are half of it."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
         trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s
@@ -122,7 +122,7 @@ def _cuts(grid: Grid) -> list[str]:
 
 
 def _unheld(grid: Grid) -> list[str]:
-    """Return a sentence for each panel along rates in which the study's first system holds the level at no rate.
+    """Return a sentence for each panel along rates in which the study's first system reaches the level at no rate.
 
     Other panels that take their rate from such a panel then run at its lowest rate.
     """
@@ -142,10 +142,10 @@ def _unheld(grid: Grid) -> list[str]:
 def about(
     grid: Grid, stem: str, points: Sequence[Point], runs: Sequence[Task], stand_ins: Mapping[str, Trace], bound: Any
 ) -> About:
-    """Collect the facts that readers of the table need beside its rows.
+    """Collect the facts about a study that its table alone does not state.
 
-    `runs` are those of the points, in the same order. `stand_ins` are the traces that replace missing ones, by the name
-    that was asked for. `bound` is the bound on all policies, as `bound.crossing` returns it.
+    `runs` are the tasks of `points`, in the same order. `stand_ins` are the traces that replace missing ones, keyed by
+    the name of the missing trace. `bound` is the bound on all policies, as `bound.crossing` returns it.
     """
     study = grid.study
     stood_in = [f"{trace.name} stands in for {name}." for name, trace in stand_ins.items()]
@@ -190,7 +190,7 @@ def activation_s(study: Study, claim: Claim) -> float:
 
 
 def fuller(study: Study) -> str:
-    """Say which larger numbers of seeds and rates --full runs; empty if none is larger."""
+    """Describe the larger numbers of seeds and rates that --full runs; return "" if --full has none."""
     full = study.full
     return ", ".join(
         f"{more} {name}"
@@ -200,7 +200,7 @@ def fuller(study: Study) -> str:
 
 
 def described(traces: Sequence[Trace]) -> Iterator[str]:
-    """Describe the traces, a line for each tier and note."""
+    """Describe the traces, with one line for all traces of the same tier and note."""
     kinds: dict[tuple[str, str], list[Trace]] = {}
     for trace in traces:
         kinds.setdefault((trace.tier, trace.note), []).append(trace)

@@ -1,6 +1,6 @@
-"""The panels of a study and the points of their curves: the run at each x, and the SLO that judges it.
+"""The panels of a study, and the points of their curves: a run at each x, with the SLO that judges it.
 
-Nothing is run here. A panel is made before its SLO is known in seconds; `Panel.targets` completes it.
+Nothing is run here. A panel is made before its SLO is known in seconds; `Panel.targets` adds these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HALVES = ("first", "second")
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A condition at one value of each field that it varies."""
+    """A condition of a study with one value of each field that the condition varies."""
 
     key: str  # how the table names it
     condition: Condition
@@ -57,12 +57,12 @@ class Panel:
 
     @property
     def scale(self) -> float:
-        """The SLO scale at which the panel is judged, unless x is the SLO scale."""
+        """The SLO scale at which the panel is judged; it is not used if x is the SLO scale."""
         return float(self.setting.get("slo_scale", 1.0))
 
     @property
     def span_s(self) -> float:
-        """Seconds of the trace that a seed replays."""
+        """Seconds of the part of the trace that a seed replays."""
         return window_span_s(load_trace(self.first.trace), self.first.plan)
 
     @property
@@ -77,17 +77,20 @@ class Panel:
 
     @property
     def drawn(self) -> bool:
-        """Tell whether each seed draws a window of its own. For a real trace, all windows are parts of one log."""
+        """Tell whether each seed draws a window from a generator.
+
+        The windows of a real trace are parts of one log instead.
+        """
         return load_trace(self.first.trace).maker is not None
 
     @property
     def holds_rate(self) -> bool:
-        """Tell whether the panel runs at the highest rate that the study's first system holds."""
+        """Tell whether the panel runs at the highest rate at which the study's first system reaches the level."""
         return self.setting.get("rate_scale") == HELD
 
 
 class Point(NamedTuple):
-    """A run at an x of a panel. The same run may be shown at many points."""
+    """A run at an x of a panel. Several points may share one run."""
 
     panel: Panel
     x: float
@@ -132,13 +135,13 @@ def _runs(panel: Panel) -> tuple[Any, ...]:
 
 
 def planned(study: Study, full: bool, panels: Iterable[Panel]) -> int:
-    """Return the number of runs planned for `panels`; a searched curve counts with the points that its search takes."""
+    """Return the number of runs that `panels` need; a searched curve counts the points that its search may run."""
     points = study.scope(full).points or study.sample.points
     return sum(len(p.specs) * len(p.seeds) * max(len(p.xs), points, 1) for p in panels)
 
 
 def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str, Any]]:
-    """Yield the combinations of a condition's varied fields: model sets outermost, then traces, GPUs innermost."""
+    """Yield the combinations of a condition's varied values: model sets outermost, then traces, GPUs innermost."""
     fields = study.varied(condition)
     if study.axis(condition) == "models":
         fields |= {"models": study.along_x(condition, full)}
@@ -148,7 +151,7 @@ def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str,
 
 
 def _halves(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Iterator[Panel]:
-    """Yield the panel at a place, or, for a real trace, a panel for each half of the trace.
+    """Yield the panel for one combination of varied fields; for a real trace, yield a panel for each of its halves.
 
     Systems plan each half from the requests of the other half. The two halves are separate case studies. A condition
     with one seed has only the half that this seed replays. Comparisons (layout `table`) are not split.
@@ -204,7 +207,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
 
 
 def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]) -> Spec:
-    """Return a system's spec with the varied fields of a place; along GPUs it has the fewest GPUs."""
+    """Return a system's spec with the varied fields in `place`; if x is the number of GPUs, it has the smallest x."""
     fields = {key: value for key, value in place.items() if key not in BESIDE}
     if axis == "gpus":
         fields["gpus"] = int(min(xs))
@@ -226,7 +229,7 @@ def _trace(spec: Spec, gpus: int, window_s: float) -> str:
 
 
 def most_gpus(study: Study, full: bool) -> int:
-    """Return the number of GPUs of the largest machine of a study."""
+    """Return the number of GPUs of the largest cluster of a study."""
     counts = [study.spec.get("gpus", Spec("").gpus)]
     for condition in study.condition:
         counts += [condition.spec.get("gpus", 1), *study.varied(condition).get("gpus", ())]
@@ -236,7 +239,7 @@ def most_gpus(study: Study, full: bool) -> int:
 
 
 def unit_rps(spec: Spec) -> float:
-    """Compute the requests per second at rate scale 1, in the mean over the seeds' windows."""
+    """Compute the requests per second at rate scale 1: the mean over the windows of the seeds."""
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
     rates = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
@@ -244,10 +247,10 @@ def unit_rps(spec: Spec) -> float:
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
-    """Return the seconds of a window; None if the seed's own window has this length, or if none is asked for.
+    """Return the seconds of a window; None for the usual length, that of the trace or its half.
 
-    It is the length that the condition or scope asks for. It is longer if the number of requests that the study asks
-    for needs more time.
+    The length is the one that the condition or scope sets, else the usual one. It grows if the number of requests that
+    the study asks for takes longer.
     """
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
@@ -279,7 +282,7 @@ def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
 def _key(condition: Condition, place: Mapping[str, Any], axis: str, sets: tuple[str, ...]) -> str:
     """Return the key of a panel: the condition's name and the values of its varied fields.
 
-    If model sets are along x, panels that differ only in their model set share a key.
+    If x is the model set, panels that differ only in their model set share a key.
     """
     values = [
         family(sets) if name == "models" and axis == "models" else stem(str(value)) for name, value in place.items()
@@ -297,8 +300,7 @@ def family(sets: tuple[str, ...]) -> str:
 def scales(study: Study, panel: Panel) -> tuple[float, ...]:
     """Return the SLO scales at which a panel is judged.
 
-    Along SLO scales, the scales of --full are always among them, because a run that reads no SLO is judged at every
-    scale.
+    If x is the SLO scale, these include the scales of --full, because a run that reads no SLO is judged at every scale.
     """
     return study.along_x(panel.condition, full=True) if panel.axis == "slo_scale" else (panel.scale,)
 
@@ -316,7 +318,7 @@ def rule(study: Study, panel: Panel, scale: float) -> str:
 class Grid:
     """The panels of a study with their SLOs.
 
-    `held` has, for each panel along rates, the highest x at which the study's first system holds the level.
+    For each panel along rates, `held` has the highest x at which the study's first system reaches the level.
     """
 
     study: Study
@@ -332,8 +334,8 @@ class Grid:
     def sample(self, panel: Panel) -> Sample:
         """Return the rule that chooses the x of a panel.
 
-        The rule `bracket` searches only along GPUs, and the other rules only along rates. All other panels run at the x
-        that are given.
+        A study with the rule `bracket` searches only along GPUs; with any other rule it searches only along rates. All
+        other panels run at the given x.
         """
         sample = self.study.sample
         if panel.axis != "gpus" if sample.rule == "bracket" else not panel.rated:
@@ -341,7 +343,7 @@ class Grid:
         return replace(sample, points=self.scope.points or sample.points)
 
     def bounds(self, panel: Panel) -> Range:
-        """Return the range that the search of a panel's curves may go through."""
+        """Return the range in which the curves of a panel are searched."""
         sample, study = self.sample(panel), self.study
         if sample.below and panel.xs:
             return Range(study.level, panel.xs, min(panel.xs) / sample.below, max(panel.xs), len(panel.seeds))
@@ -351,7 +353,7 @@ class Grid:
     def least(self, panel: Panel) -> float:
         """Return the lowest rate scale at which the windows of a point have as many requests as the study asks for.
 
-        Half of a real trace has a fixed number of requests, so its least rate scale is an eighth of the lowest x given.
+        Half of a real trace has a fixed number of requests, so for it the result is an eighth of the lowest x given.
         """
         if panel.half is not None:
             return min(panel.xs, default=1.0) / 8
@@ -385,10 +387,10 @@ class Grid:
         return self.held_rate(panel) if panel.holds_rate else spec.rate_scale
 
     def held_rate(self, panel: Panel) -> float:
-        """Return the highest rate scale at which the study's first system holds the level.
+        """Return the highest rate scale at which the study's first system reaches the level.
 
-        It is the rate of the panel itself, or else of the first panel along rates with the same trace and model set. If
-        the system holds the level at no rate, it is the panel's lowest rate scale.
+        It is that of the panel itself, or else of the first panel along rates with the same trace and model set. If the
+        system reaches the level at no rate, return the panel's lowest rate scale.
         """
         rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
@@ -397,7 +399,10 @@ class Grid:
         return rate or self.lowest(panel)
 
     def lowest(self, panel: Panel) -> float:
-        """Return the lowest rate scale of a panel: the lowest given, or the lowest power of 2 with enough requests."""
+        """Return the lowest rate scale of a panel.
+
+        It is the lowest given, or if none is given, the lowest power of 2 with enough requests.
+        """
         if panel.axis == "rate_scale" and panel.xs:
             return min(panel.xs)
         least = self.least(panel)
@@ -410,9 +415,9 @@ class Grid:
     # -------------------------------------------------------------- bounds and copies
 
     def bounding(self, panel: Panel, xs: tuple[float, ...]) -> Iterator[Point]:
-        """Yield the runs of bounds and controls, at the lowest and the highest x of the first system.
+        """Yield the runs of bounds and controls at the lowest and the highest x of the first system.
 
-        Along rates, the A/A copy runs there too.
+        If x is a rate, the runs of the A/A copy at these x are yielded too.
         """
         ends = sorted(self._ends(panel, xs))
         for name, spec in bounding(self.study, panel).items():
@@ -425,9 +430,10 @@ class Grid:
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
         """Return the x at which bounds and controls run: the lowest and the highest x of the first system.
 
-        If rates are given in req/s (`at_rps`), the lower of the two x is replaced by the highest rate scale at which
-        the first system holds the level. A search by `bracket` has only the largest number of GPUs. Along models,
-        panels share these two x, so a panel has only those that are its own model sets.
+        If rates are given in req/s (`at_rps`), the lower of the two is replaced by the highest rate scale at which the
+        first system reaches the level. For the search rule `bracket`, the result is the largest number of GPUs alone.
+        If x is the model set, the two x are those of all panels that share a key, and a panel returns those of its
+        model sets.
         """
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}
@@ -438,9 +444,9 @@ class Grid:
 
 
 def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
-    """Return the specs of bounds, controls and A/A copies by name.
+    """Return the specs of bounds, controls and A/A copies, keyed by name.
 
-    Without a panel, only the names and systems of these specs have a meaning.
+    Without a panel, only the names and systems in the result are valid.
     """
     first = panel.first if panel else study.spec_of(study.steps()[0], study.first)
     names = (*study.bounds, *(CONTROLS if study.controls else ()))

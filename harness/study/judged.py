@@ -1,4 +1,4 @@
-"""The SLO that judges a stored run: the rule that is asked for, or that of the comparison that ran it."""
+"""The SLO that judges a stored run: the requested rule, the SLO of the run's policy, or that of a comparison."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BASES = {  # origin of a rule's seconds, by a part of its text
 
 
 def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller) -> tuple[SloTarget, list[str]]:
-    """Return the SLO target that judges a stored run, and lines that say which target it is.
+    """Return the SLO target that judges a stored run, and lines that describe this target.
 
-    If `rule` is None, the SLO that the run's policy read judges it. If it read none, the target of a comparison beside
-    the run does, or else the rule `default`. The lines then also name the comparisons that judged the run by other
-    rules. A `rule` that judged the run before has the seconds that it had then. The seconds of any other rule are
-    computed as for a new comparison.
+    If `rule` is None, the target is the SLO that the run's policy read. Without such an SLO, it is the target of a
+    comparison stored beside the run, or else that of the rule `default`. The lines then also name the comparisons that
+    judged the run by other rules. If `rule` already judged the run, the seconds stored for it are used. The seconds of
+    any other rule are computed as for a new comparison.
     """
     stored, lost = slos.rulings(run)
     candidates = [(ruling.under, f"as {ruling.table.name} judged this run") for ruling in stored]

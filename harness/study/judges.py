@@ -1,4 +1,4 @@
-"""The SLOs of a study's panels in seconds: by rule and scale, from base runs where the rule needs them."""
+"""The SLOs of a study's panels in seconds, by rule and scale; for P95 rules, base runs measure the latencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workloads import slo
 class Targets(dict[float, SloTarget]):
     """SLO targets by scale.
 
-    The targets of the given scales are made at once. The target of any other scale is made when it is first looked up.
+    The targets of the scales given at the start are made together; the target of any other scale is made when needed.
     """
 
     def __init__(self, scales: Iterable[float], at: Callable[[float], SloTarget]) -> None:
@@ -36,7 +36,7 @@ class Targets(dict[float, SloTarget]):
 
 @dataclass(frozen=True)
 class Judges:
-    """The SLOs of specs under rules, each measured once; base runs are stored below `out`."""
+    """The SLOs of specs under rules, each measured only once; base runs are stored below `out`."""
 
     study: Study
     out: Path
@@ -44,12 +44,12 @@ class Judges:
     known: dict[tuple[Spec, str], SloTarget] = field(default_factory=dict)
 
     def based(self, panel: Panel) -> Spec:
-        """Return the spec by which a panel's SLO is measured: that of its first system, without placement."""
+        """Return the spec with which a panel's SLO is measured: that of its first system, without placement."""
         spec = panel.first
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
 
     def base_runs(self, panels: Iterable[Panel]) -> list[list[Spec]]:
-        """Return the base runs that panels with a P95 rule need: one list for each base spec and kind of GPU."""
+        """Return the base runs that panels with a P95 rule need: a list for each base spec and kind of GPU."""
         pairs = dict[tuple[Spec, str], None]()
         for panel in panels:
             rule = slo.parse(grids.rule(self.study, panel, panel.scale))

@@ -1,4 +1,4 @@
-"""The ledger of claims: every statement of a paper that is compared with runs, once even if several studies have it."""
+"""The ledger of claims: every statement of a paper that is compared with runs, once for all studies that test it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FULL = "`bench study NAME --full` runs it"
 
 
 class Evidence(NamedTuple):
-    """A comparison that judges a statement, or that is only shown beside it as further evidence."""
+    """A comparison for a statement of a paper: it judges the statement, or is only shown as further evidence."""
 
     what: str
     where: str  # trace, models, GPUs, SLO
@@ -49,24 +49,24 @@ class Statement(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The class of the statement, or the reason why it has none."""
+        """The class of the statement, or the reason why it has no class."""
         return of_statement([(line.says, line.reading) for line in self.lines if not line.evidence])
 
     @property
     def stands(self) -> bool:
-        """Tell whether some comparison judges the statement, rather than further evidence alone."""
+        """Tell whether any comparison judges the statement; further evidence does not."""
         return any(not line.evidence for line in self.lines)
 
 
 class Source(NamedTuple):
-    """The statements of a study, and the systems that were dropped because their policies failed."""
+    """The statements that a study tests, and the systems that were dropped because their policies failed."""
 
     statements: tuple[Statement, ...]
     failed: Mapping[str, str]  # keyed by label: why, as in Failed
 
 
 class Ledger(NamedTuple):
-    """All statements, and the reason for each study whose statements are missing."""
+    """All statements, and the reason for each study or system whose statements are missing."""
 
     statements: tuple[Statement, ...]
     missing: Mapping[str, str]
@@ -74,16 +74,16 @@ class Ledger(NamedTuple):
 
 
 def sources() -> list[str]:
-    """Return the studies with claims, by the name that --only takes."""
+    """Return the names of the studies with claims, as --only takes them."""
     return [name for name in studies.names() if any(c.paper is not None for c in studies.study(name).claim)]
 
 
 def ledger(
     only: Sequence[str] | None, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> Ledger:
-    """Run every source, or those that are named; report a source that cannot run in a line and go on with the others.
+    """Run the named sources (None: all) and collect their statements.
 
-    Raises UserError for an unknown name.
+    A source that cannot run is reported in a line, and the others still run. Raises UserError for an unknown name.
     """
     names, teller = named(only), teller or Silent()
     statements, missing = list[Statement](), dict[str, str]()
@@ -101,7 +101,7 @@ def ledger(
 
 
 def named(only: Sequence[str] | None) -> list[str]:
-    """Return the named sources (None: all), without repetition. Raises UserError for an unknown one."""
+    """Return the named sources (None: all), each once. Raises UserError for an unknown name."""
     have = sources()
     names = list(dict.fromkeys(have if only is None else only))
     refuse_unknown("no claims of", names, have)
@@ -109,7 +109,7 @@ def named(only: Sequence[str] | None) -> list[str]:
 
 
 def merged(statements: Iterable[Statement]) -> list[Statement]:
-    """Merge the statements that share a name. The words are those of a statement that some comparison judges."""
+    """Merge the statements that share a name; the wording is that of a statement which some comparison judges."""
     by_name = dict[str, Statement]()
     for i, statement in enumerate(statements):
         key = statement.name or str(i)
@@ -130,7 +130,7 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
 def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
     """Judge the claims of a study on each panel that they are about.
 
-    A claim about a condition that only --full runs is listed without a result.
+    A claim is listed without a result if its condition is one that only --full runs.
     """
     study = studies.study(name)
     measured = measure(study, out / name, workers=workers, teller=teller)
@@ -157,7 +157,7 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Evidence]) -> Statemen
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
     """List the comparisons of the i-th claim; for a cumulative study, only those at its two ends.
 
-    If a system of the claim took no part, or if nothing ran for the claim, the first entry of the list says so.
+    If a system of the claim was not in the study, or if nothing ran for the claim, the first entry of the list says so.
     """
     verdicts = [v for v in claims.of_claim(measured.table, measured.about, i) if v.says in SAYS and _stated(v)]
     lines = [_line(measured, verdict) for verdict in verdicts]
@@ -173,7 +173,7 @@ def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
 
 
 def _axis(claim: Claim, measured: Measured) -> str:
-    """Return the axis of a claim's panels, or the axis of the study if the claim has no panel."""
+    """Return the axis of a claim's panels, or the axis of the study if no panel fits the claim."""
     panels = claims.concerned(claim, measured.about)
     return str(panels[0]["axis"]) if panels else measured.study.along
 
@@ -181,7 +181,7 @@ def _axis(claim: Claim, measured: Measured) -> str:
 def _stated(verdict: Verdict) -> bool:
     """Tell whether a verdict counts in the class of the paper's statement.
 
-    An open verdict on a step of a cumulative study counts only if a rule led to it.
+    On a step of a cumulative study, a verdict "open" counts only if it was judged by a rule.
     """
     step = verdict.panel is not None and bool(verdict.panel["kind"])
     return verdict.rule != NONE or verdict.says != "open" or not step
@@ -221,7 +221,7 @@ def panel_text(panel: Panel, measured: Measured) -> str:
 
 
 def _everywhere(claim: Claim, measured: Measured) -> str:
-    """Describe the conditions of a claim about all panels together."""
+    """Describe the conditions of a claim that is about all panels together."""
     if claim.what == "value":
         return "idle links of a whole node"
     first = measured.about.panels[0]
@@ -231,7 +231,7 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
 
 
 def _not_run(asked: Study, claim: Claim, condition: Condition) -> Evidence:
-    """Return the entry of a claim about a condition that only --full runs: it states that nothing was run."""
+    """Return the entry for a claim about a condition that only --full runs; the entry states that nothing was run."""
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
     what = claims.claim_text(claim, asked, asked.axis(condition))
@@ -239,7 +239,7 @@ def _not_run(asked: Study, claim: Claim, condition: Condition) -> Evidence:
 
 
 def _measured(measured: Measured, i: int) -> list[Evidence]:
-    """List the comparisons of the i-th claim of a study about measures: one for each law of lengths."""
+    """List the comparisons of the i-th claim about a measure: one for each law of lengths."""
     where = f"{measured.study.setting}, {_seeds(measured.about.seeds)}"
     lines = []
     for verdict in claims.of_claim(measured.table, measured.about, i):
@@ -260,7 +260,7 @@ def _seeds(n: int) -> str:
 def weak(ledger: Ledger) -> list[str]:
     """List the statements whose class is based on too few misses or windows.
 
-    Each comparison that decides the class is listed with its reason.
+    Each comparison that decides the class is listed with the reason.
     """
     return [
         f"{s.paper}: {s.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"

@@ -1,4 +1,4 @@
-"""Studies read from TOML and checked to make a comparison."""
+"""Loading of studies from TOML files, and checks of their keys and values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 
 def study(name: str) -> Study:
-    """Load a study by name or the path of its TOML. UserError names the file and the wrong key."""
+    """Load a study by name or by the path of its TOML. A UserError names the file and the wrong key."""
     if not name.endswith(".toml") and name not in (have := names()):
         raise UserError(f'no study "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
@@ -68,9 +68,9 @@ def study(name: str) -> Study:
 
 
 def _beside(value: Any, folder: Path) -> Any:
-    """Return the data of a TOML file with the paths of its SLO class files made usable.
+    """Return the data of a TOML file with paths of SLO class files relative to the working directory.
 
-    Files of SLO classes (`classes:`) in the study's folder get paths relative to the working directory.
+    Only `classes:` paths of files in the study's folder are changed.
     """
     if isinstance(value, str) and value.startswith(CLASSES) and (folder / value.removeprefix(CLASSES)).is_file():
         return f"{CLASSES}{os.path.relpath(folder / value.removeprefix(CLASSES))}"
@@ -82,8 +82,7 @@ def _beside(value: Any, folder: Path) -> Any:
 def _texts(value: Any) -> Iterator[str]:
     """Yield every string of a TOML file.
 
-    Some of these strings name files of code. A user who names the TOML file on a command line thereby allows that code
-    to run.
+    Some of these strings name files of code. A user who names the TOML file on a command line allows this code to run.
     """
     if isinstance(value, str):
         yield value
@@ -114,7 +113,7 @@ def _made(name: str, data: dict[str, Any]) -> Study:
 
 
 def check(study: Study) -> None:
-    """Raise UserError, naming the key, if a study asks for something unknown or compares nothing."""
+    """Raise UserError, naming the key, if a study has an unknown value or compares nothing."""
     from workloads import slo
 
     _entries(study)
@@ -240,9 +239,9 @@ def _xs(study: Study, condition: Condition, axis: str) -> None:
 
 
 def _one_more_each(study: Study) -> None:
-    """Check that each step of a cumulative study changes something that no other step changes.
+    """Raise UserError for a step of a cumulative study that changes nothing, or changes what another step changes.
 
-    Raises UserError for a step that changes nothing, that changes what another step changes, or that names no source.
+    A step that names no source also raises the error.
     """
     changed: dict[tuple[str, str], str] = {}
     base = study.steps()[0]
@@ -284,7 +283,7 @@ def _claim(study: Study, claim: Claim) -> None:
 
 
 def _on(study: Study, facts: Mapping[str, Any]) -> None:
-    """Raise UserError if the facts by which a claim chooses its panels are unknown, or fit no panel of the study."""
+    """Raise UserError if a claim's facts about its panels are unknown, or if no panel of the study has them."""
     if (name := facts.get("condition")) is not None:
         refuse_unknown("no condition", [name], [condition.name for condition in study.condition])
     axes = sorted({study.axis(condition) for condition in study.condition})
@@ -304,7 +303,7 @@ def _on(study: Study, facts: Mapping[str, Any]) -> None:
 
 
 def _exists(trace: str) -> bool:
-    """Tell whether a trace exists, even if the study has no condition on it."""
+    """Tell whether a trace exists, even if no condition of the study uses it."""
     try:
         load_trace(trace)
     except UserError:
@@ -313,7 +312,7 @@ def _exists(trace: str) -> bool:
 
 
 def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
-    """Raise UserError if a claim's system is neither in the study nor the name of any system."""
+    """Raise UserError if a claim names a system that is neither in the study nor known to the bench."""
     known = tuple(study.systems) if claim.what == "difference" else (*study.systems, *named(study.bounds))
     if name in known:
         return
@@ -324,7 +323,7 @@ def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
 
 
 def _number(claim: Claim) -> None:
-    """Raise UserError if a claim's paper value has no meaning."""
+    """Raise UserError if the paper's value in a claim is no number, range or known word, or does not fit the claim."""
     paper = claim.paper
     if isinstance(paper, str) and paper not in WORDS:
         raise UserError(f'paper is "{paper}"{meant(paper, WORDS)}, not a number or one of {", ".join(WORDS)}')

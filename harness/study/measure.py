@@ -1,7 +1,8 @@
 """Measurement of a study: SLO bases, then rounds of runs until every curve is sampled, then one table of all points.
 
-The table (`record.SWEEP` in the study's folder) has the rows of `tidy` with two columns before them: the key of the
-panel (`condition`) and x. Figures are drawn from it alone; its metadata holds the facts of panels, captions and claims.
+The table (`record.SWEEP` in the study's folder) has the rows of `tidy`. Two columns precede those of `tidy`: the key of
+the panel (`condition`) and x. Figures are drawn from this table alone; its metadata has the facts of panels, captions
+and claims.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ class Measured:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """Resolved specs of all runs and the hashes of their sources, as stored in their folders."""
+        """The tasks of all runs: resolved specs and source hashes, as their folders store them."""
         facts_of_runs = (record.meta(self.folder.parent / run) for run in self.about.runs)
         return tuple(Task.of(stored(about["spec"]), about["code_hash"]) for about in facts_of_runs)
 
     @property
     def xs(self) -> tuple[float, ...]:
-        """Every x that some curve has."""
+        """Every x at which some curve has a point."""
         return tuple(sorted(set(self.table["x"].to_pylist())))
 
 
@@ -79,9 +80,9 @@ def measure(
     """Run and score a study below `out`. Stored results that are still current are used again.
 
     If there is a current receipt of the same call, only the table is read. The name of the study's folder begins with
-    `stem` (empty: the study's name). With `target`, all panels have this SLO in place of the study's. A system whose
-    policy fails is dropped from the study. After each round of runs, `watch` is called with the results so far, which
-    are not stored. Raises UserError, and Failed as `without_failing` does.
+    `stem` (empty: the study's name). `target` replaces the SLO of all panels. A system whose policy fails is dropped
+    from the study. After each round of runs, `watch` is called with the results so far, which are not stored. Raises
+    UserError; raises Failed as `without_failing` does.
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
@@ -107,8 +108,8 @@ def measure(
 def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]) -> T:
     """Return the result of `act` on a study's work, repeated without the systems whose policies fail.
 
-    These systems are added to `failed`. Raises Failed if no remaining system can be the study's first, which must occur
-    in every condition.
+    The failing systems are added to `failed`. The first system of a study must occur in every condition. Raises Failed
+    if no remaining system does.
     """
     study = work.study
     while True:
@@ -125,9 +126,9 @@ def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]
 
 
 def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
-    """Read the results of a study with a current receipt; None if its table is not whole.
+    """Read the results of a study that has a current receipt; return None if its table is incomplete.
 
-    Files that a killed writer left in the study's folder are removed first.
+    Files that a killed process left unfinished in the study's folder are removed first.
     """
     whole.clean(kept.folder)  # a writer may have been killed once its file was in place
     path = kept.folder / record.SWEEP
@@ -145,7 +146,7 @@ Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # keyed by panel
 
 
 class _Group(NamedTuple):
-    """Curves of a panel that are sampled together."""
+    """Systems of a panel whose curves are sampled together."""
 
     panel: Panel
     systems: tuple[str, ...]
@@ -163,7 +164,7 @@ class _Round(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """One call of `measure`: its arguments, and its stages in order, a method each."""
+    """One call of `measure`: its arguments, and one method for each of its stages."""
 
     study: Study
     out: Path
@@ -181,7 +182,7 @@ class Work:
     _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # keyed by panel
 
     def done(self) -> Measured:
-        """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
+        """Run all stages: first panels and their SLOs, then curves, then bounds, and last the table."""
         grid = self.begun()
         with self.teller.step("runs"):
             points, grid = self.sampled(grid)
@@ -196,17 +197,20 @@ class Work:
 
     @cached_property
     def every(self) -> tuple[Panel, ...]:
-        """Every panel of the study, without its SLO in seconds."""
+        """All panels of the study, without their SLOs in seconds."""
         return tuple(grids.panels(self.study, self.full))
 
     @cached_property
     def panels(self) -> tuple[Panel, ...]:
-        """Every panel that is worked on, without its SLO in seconds."""
+        """The panels that this call measures, without their SLOs in seconds."""
         return tuple(panel for panel in self.every if self.only is None or panel.key in self.only)
 
     @cached_property
     def into(self) -> parts.Partition | None:
-        """The partition that stores a study of more than `parts.MANY` runs; None: each run has its own folder."""
+        """The partition that stores the runs of a study with more than `parts.MANY` runs.
+
+        None for any other study: each of its runs has a folder.
+        """
         runs = grids.planned(self.study, self.full, self.every)
         return parts.Partition(self.stem.replace("/", "-"), self.shard, runs) if runs > parts.MANY else None
 
@@ -217,7 +221,7 @@ class Work:
 
     @property
     def made(self) -> int:
-        """Runs finished so far."""
+        """The number of runs finished so far."""
         return len(self._stamps)
 
     def blamed(self, labels: Collection[str]) -> set[str]:
@@ -227,13 +231,13 @@ class Work:
 
     @cached_property
     def inputs(self) -> list[str]:
-        """Lines that describe the traces, then the stand-ins among them, then the streams of the panels."""
+        """Lines that describe the traces, then those that replace missing traces, then the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._traces().values() if trace.notice)
         return [*facts.described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
 
     def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured) -> None:
-        """Write the receipt of a call that is done."""
+        """Write the receipt of a finished call."""
         rules = {judge["rule"] for judge in measured.about.judges}
         traces = [name.replace("{models}", str(panel.size)) for panel in self.panels for name in panel.traces]
         answer = receipt.Receipt(measured.folder, measured.reference, measured.target, self.inputs)
@@ -248,7 +252,7 @@ class Work:
         return {name: load_trace(name) for name in names if "{" not in name}
 
     def judged(self) -> tuple[Panel, ...]:
-        """Return every panel with its SLO in seconds; one sweep runs the base runs of all SLOs."""
+        """Return every panel with its SLO in seconds; the base runs of all SLOs run together."""
         every = [(panel, spec) for panel in self.panels for spec in panel.specs.values()]
         for done, (panel, spec) in enumerate(every):  # a mistake shows before anything is run
             self.teller.planning(done, len(every))
@@ -266,7 +270,7 @@ class Work:
     # -------------------------------------------------------------- curves
 
     def sampled(self, grid: Grid) -> tuple[list[Point], Grid]:
-        """Run every point of the study; panels that take a rate from the search of another panel come last."""
+        """Run every point of the study; panels whose rate is a result of another panel's search run last."""
         curves: Curves = {}
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
         grid = replace(grid, held=self._highest_held(grid, curves, points))
@@ -282,7 +286,7 @@ class Work:
         return tuple(sorted({p.x for p in points if p.panel is panel and p.system == self.study.first}))
 
     def _searched(self, grid: Grid, panels: Sequence[Panel], curves: Curves) -> list[Point]:
-        """Run the curves of panels in rounds, until no curve asks for another run. Return the points to keep."""
+        """Run the curves of panels in rounds, until no curve needs another run. Return the final points."""
         groups = [group for panel in panels for group in self.groups(panel)]
         final: list[Point] = []
         seen: list[Point] = []
@@ -340,12 +344,12 @@ class Work:
     def _decides(self, point: Point) -> bool:
         """Tell whether a point's attainment helps to choose the rates at which controls run.
 
-        In a study with controls, the controls run at rates that the first system's curve decides.
+        This is true for the first system's points along rates, if the study has controls.
         """
         return bool(point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls)
 
     def _budget(self, grid: Grid) -> float:
-        """Return the number of simulated requests that the panels of this work may spend on more seeds."""
+        """Return the number of simulated requests that this call may spend on more seeds, over all panels."""
         return float(grid.scope.budget * sum(map(seeds.tells, grid.panels)))
 
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
@@ -379,9 +383,9 @@ class Work:
                 of.setdefault(seed, {})[x] = counted
 
     def _highest_held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
-        """Find, for each panel along rates, the highest x at which the first system holds the level.
+        """Find, for each panel along rates, the highest x at which the first system reaches the level.
 
-        It must hold the level by every definition of attainment; None if there is no such x.
+        It must reach the level by every definition of attainment; None if there is no such x.
         """
         highest_x: dict[str, float | None] = {}
         for panel in grid.panels:
@@ -396,8 +400,8 @@ class Work:
         """Run specs and return their folders.
 
         `later` is the number of requests expected in later rounds, for the estimate of the remaining time. With
-        `shared`, each run gets a folder of its own, even if other runs are stored in partitions: several studies or
-        shards share these runs.
+        `shared`, each run gets its own folder, even if this study stores runs in partitions, because other studies or
+        shards use these runs too.
         """
         into = None if shared else self.into
         folders = sweep.sweep(
@@ -437,7 +441,7 @@ class Work:
         return self.scores.table(places, teller)
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
-        """Show the study's results so far to `watch`."""
+        """Call `watch` with the study's results so far."""
         if self.watch is not None:
             ready = sweep.tasks(point.spec for point in points)
             so_far = self._table(points, ready, Silent())
@@ -449,7 +453,7 @@ class Work:
         return facts.about(grid, self.stem, points, ready, stand_ins, self._bound(grid))
 
     def _bound(self, grid: Grid) -> dict[str, Any] | None:
-        """Return the bound of a comparison along rates; None if there is none."""
+        """Return the bound of a comparison along rates, as `bound.crossing` does; None if there is no bound."""
         (panel, *others), study = grid.panels, self.study
         if others or study.layout != "table" or panel.axis != "rate_scale" or len(panel.xs) == 1:
             return None
@@ -467,13 +471,13 @@ class Work:
 
 
 def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
-    """Return the SLO of the first panel at its own scale; if it has none there, the SLO of the first point."""
+    """Return the SLO of the first panel at the panel's SLO scale; if it has none, return the SLO of the first point."""
     first = grid.panels[0]
     return first.targets.get(first.scale, points[0].under)
 
 
 def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
-    """Yield the runs that a group asks for."""
+    """Yield the runs that `ask` requests for a group."""
     for name, xs in ask.xs.items():
         for x in xs:
             for seed in group.panel.seeds[:1] if ask.first_seed else group.panel.seeds:

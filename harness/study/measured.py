@@ -1,4 +1,4 @@
-"""Values of claims about measures, by seed: a column of a system's runs, or its ratio or difference to another's."""
+"""Values of claims about measures, by seed: a column of a system, or its ratio or difference to another system's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Seeds = Mapping[int, float]
 
 
 def law(panel: Panel | None) -> str:
-    """Return the law of lengths that a panel's trace draws from; empty where it draws from none."""
+    """Return the law of lengths from which a panel's trace is drawn; empty if it is not drawn from a law."""
     preset = None if panel is None else _preset(panel)
     return "" if preset is None else laws.law(preset.lengths)
 
@@ -42,10 +42,10 @@ def of_claim(table: pa.Table, about: About, claim: Claim) -> Iterator[tuple[Pane
 
 
 def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Claim) -> Seeds:
-    """Return the value of a claim by seed, on some panels; empty if a system has no runs there.
+    """Return the value of a claim by seed, over the given panels; empty if a system has no runs on them.
 
-    The value is a measure of one system, or the ratio or difference of the measures of two. With `claim.least`, it is
-    the value of a field of the system (`_least`).
+    The value is a measure of one system, or the ratio or difference of the measures of two systems. If `claim.least` is
+    set, it is the value of that field of the systems (`_least`).
     """
     if claim.least:
         return _least(about, table, panels[0], claim)
@@ -62,7 +62,8 @@ def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Cla
 def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, measure: str, model: str = "") -> Seeds:
     """Return a measure of a system by seed.
 
-    It is read from the first panel. The measure HELD_RPS is instead the rate that the system holds over all `panels`.
+    It is read from the first panel. For the measure HELD_RPS, it is the highest rate at which the system reaches the
+    level, over all `panels` (`_highest_rates`).
     """
     if measure == HELD_RPS:
         return _highest_rates(about, table, panels, system)
@@ -82,7 +83,7 @@ def _rows(table: pa.Table, panel: Panel, system: str, measure: str, model: str) 
 
 
 def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
-    """Return, by seed, the value of the field `claim.least` at which the claim's measure is smallest.
+    """Return, by seed, the value of the field `claim.least` with which the claim's measure is smallest.
 
     All systems of the study that set this field are compared.
     """
@@ -95,11 +96,10 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
 
 
 def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
-    """Return, by seed, the highest rate in req/s at which the share WITHIN reaches the level.
+    """Return, by seed, the highest rate in req/s at which the share in column `WITHIN` is at least the level.
 
-    It is interpolated between the last rate before the share first falls below the level, and the rate at which it
-    does. If the share is below the level already at the lowest rate, return that rate. If it never falls below the
-    level, return the highest rate.
+    Let the failing rate be the first rate at which the share is below the level. The result is interpolated between the
+    failing rate and the rate before it. It is the lowest rate if that one fails, and the highest rate if no rate fails.
     """
     ordered = sorted(panels, key=_rps)
     rates = [_rps(panel) for panel in ordered]
@@ -122,6 +122,9 @@ def _preset(panel: Panel) -> synthetic.Preset | None:
 
 
 def _rps(panel: Panel) -> float:
-    """Return the rate of the most popular stream of a panel's trace; 0 for a trace without such a generator."""
+    """Return the rate in req/s of the most popular stream of a panel's trace.
+
+    It is 0 for a trace that is not drawn by a generator with such a rate.
+    """
     preset = _preset(panel)
     return preset.rate_rps if preset is not None else 0.0

@@ -1,4 +1,4 @@
-"""Misses of a comparison by cause: where the time of all requests that missed went, summed over its runs."""
+"""Misses of a comparison by cause: the time that all missed requests spent on each cause, summed over the runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = "no requests were scored here (bench compare writes it again)"
 
 
 class Misses(NamedTuple):
-    """The requests that missed, over the runs of a system at one rate."""
+    """The requests of a system that missed their SLO, over its runs at one rate."""
 
     label: str
     rate_scale: float
@@ -56,7 +56,7 @@ class SweepMisses(NamedTuple):
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder holds the scored table of many runs."""
+    """Tell whether a folder has the scored table of many runs."""
     return (folder / record.SWEEP).is_file()
 
 
@@ -96,9 +96,9 @@ def of_sweep(
 
 
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
-    """Read the scored table of a comparison, the SLO target that judged it, and its level of attainment.
+    """Read the scored table of a comparison, with the SLO target that judged it and its level of attainment.
 
-    Raises UserError for a study of several conditions, or if nothing was judged.
+    Raises UserError for a study of several conditions, or if no run was judged.
     """
     path = sweep / record.SWEEP
     scored, footer = tidy.stored(path), record.footer(path)
@@ -113,9 +113,9 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
 def _of_runs(
     out: Path, label: str, rate_scale: float, runs: Mapping[str, float], under: slos.SloTarget, definition: str
 ) -> Misses:
-    """Count the misses of a system's runs at a rate, and sum their time by cause in whole nanoseconds.
+    """Count the misses of a system's runs at a rate, and sum the missed requests' time by cause in whole nanoseconds.
 
-    `runs` has the requests per second that each run was offered.
+    `runs` has the requests per second that arrived in each run.
     """
     ns, explained, offered, missed, hollow = Counter[str](), Counter[str](), 0, 0, True
     for name in sorted(runs):

@@ -1,14 +1,15 @@
-"""Prices of GPUs, and of a model's tokens on them for `bench price`.
+"""Prices of GPUs, and the cost of a model's tokens on these GPUs, for `bench price`.
 
 For each offer: how many requests decode together, and what a million output tokens cost if GPUs are never idle:
 
-    seqs   the most sequences whose KV fits beside the weights and whose step, prompts included, is within the TPOT
-    step   the time of a step: it decodes all sequences and prefills seqs / output prompts, those that come meanwhile
+    seqs   the most sequences whose KV fits next to the weights, and whose step with prompts takes at most the TPOT
+    step   the time of a step, which decodes all sequences and prefills seqs / output new prompts
     price  GPUs x price an hour / (3,600 s x seqs / step)
 
-Steps are those of the cost table under the host profile `vllm-0.15`. KV memory and the most sequences of a step follow
-from that server's settings on the card, unless others are given. Prices of GPUs are those of `bench size`
-(`harness/engines/costs/prices.toml`), or a user's. The cost is a lower bound, as load that varies leaves GPUs idle.
+The times of steps are those of the cost table under the host profile `vllm-0.15`. KV memory and the most sequences of a
+step follow from that server's settings on the GPU, unless others are given. Prices of GPUs are those of `bench size`
+(`harness/engines/costs/prices.toml`), or a user's. The cost is a lower bound, as GPUs are idle at times if the load
+varies.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OFFER = re.compile(r"(.+)@(?:([0-9]{1,9})x)?([^0-9].*)")
 
 
 class Load(NamedTuple):
-    """Tokens of a request, and the longest time per output token."""
+    """Prompt and output tokens of a request, and the longest time per output token."""
 
     prompt: int
     output: int
@@ -53,7 +54,7 @@ class Offer(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The throughput, memory and price of an offer at full load."""
+    """The throughput, memory and price of an offer when its GPUs are never idle."""
 
     offer: Offer
     weight_gib: float
@@ -82,7 +83,7 @@ def usd_hour(usd: Mapping[str, Price], kind: str, gpus: int) -> float | None:
 
 
 def offer(text: str) -> Offer:
-    """Parse MODEL@[N x]KIND. Raises UserError for another form, or an unknown kind."""
+    """Parse MODEL@[N x]KIND. Raises UserError for text of any other form, or an unknown kind."""
     match = OFFER.fullmatch(text)
     if match is None or not 1 <= int(match[2] or 1) <= MOST_GPUS:
         raise UserError(f'"{text}" is not MODEL@KIND or MODEL@NxKIND, as qwen-3-32b@2xh100')
@@ -92,7 +93,7 @@ def offer(text: str) -> Offer:
 def cost(
     asked: Offer, usd: Mapping[str, Price], load: Load, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Cost:
-    """Return the numbers of an offer under some settings of a spec (`SETTINGS`).
+    """Return the throughput, memory and price of an offer, under some settings of a spec (`SETTINGS`).
 
     Raises UserError for any other setting, if the model does not fit, or if it misses the TPOT even with one request.
     """
@@ -132,7 +133,7 @@ def cost(
 def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str | list[tuple[str, ...]]]:
     """Return what `bench price` prints: a sentence on the cheapest offer, the table, servers, and sources of prices.
 
-    The first row of the table is its head.
+    The first row of the table has the column names.
     """
     priced = [(c.usd_million, str(c.offer)) for c in costs if c.usd_million is not None]
     rows, answer = list[tuple[str, ...]]([HEAD]), list[str]()

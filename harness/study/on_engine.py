@@ -14,8 +14,9 @@ from harness.study.study import Condition, Study
 def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study, list[str]]:
     """Return the part of a study that an engine runs on these GPUs, and lines that say why the rest is skipped.
 
-    The part has the engine's cost table if there is one. Raises UserError if no part of the study can run. SLO bases
-    are still measured on the simulator, each model alone. The host therefore does not need one GPU for each model.
+    The returned study has the engine's cost table if there is one. Raises UserError if no part of the study can run.
+    SLO bases are still measured on the simulator, each model alone. The host therefore does not need one GPU for each
+    model.
     """
     engines.path(engine)
     conditions, notes = list[Condition](), list[str]()
@@ -39,7 +40,10 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
 
 
 def counts(study: Study, condition: Condition) -> tuple[int, ...]:
-    """Return the numbers of GPUs on which a condition runs: those along x, or else those of its panels."""
+    """Return the numbers of GPUs on which a condition runs.
+
+    These are its x if x is the number of GPUs, else the numbers of its panels.
+    """
     if study.axis(condition) == "gpus":
         return tuple(int(x) for x in study.along_x(condition, full=True))
     return study.varied(condition).get("gpus", (study.settings(condition).get("gpus", Spec("").gpus),))

@@ -1,4 +1,7 @@
-"""The KVPR of a run's start, and the least of any placement, found by trying all of them, so only for small sets."""
+"""The KVPR (KV pressure ratio, Prism) of a run's initial placement, and the lowest KVPR of any placement.
+
+The lowest is found by trying all placements, so only small sets of models are possible.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,20 @@ def above(setup: Setup) -> float:
 
 
 def largest(at: Sequence[int], d: F8, w: F8, room: Sequence[float]) -> float:
-    """Return the largest KVPR of a placement over its GPUs.
+    """Return the largest KVPR over the GPUs of a placement; `at` has the GPU of each model.
 
-    The KVPR of a GPU is the total demand of its models over the bytes that their weights leave free.
+    The KVPR of a GPU is the total demand `d` of its models, divided by the bytes of `room` that their weights `w` leave
+    free.
     """
     here = [np.array(at) == g for g in range(len(room))]
     return max(float(d[on].sum() / (room[g] - w[on].sum())) for g, on in enumerate(here))
 
 
 def least(d: F8, w: F8, need: F8, room: Sequence[float]) -> float:
-    """Return the least value of `largest` over all placements in which every GPU has the bytes that its models need."""
+    """Return the least value of `largest` over all placements that fit.
+
+    In these, the `need` of a GPU's models in bytes is at most the `room` of the GPU.
+    """
     every = np.array(list(product(range(len(room)), repeat=len(d))), np.int8)
     worst, fits = np.zeros(len(every)), np.ones(len(every), bool)
     for g, bytes_ in enumerate(room):

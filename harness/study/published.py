@@ -1,8 +1,8 @@
-"""Tables of studies that the repository keeps, with the hash of the code that made them.
+"""Tables of studies that the repository stores, with the hash of the code that made them.
 
-`results/studies/NAME.md` says how and when the study ran, and then has what `bench study NAME --all --markdown` prints.
-Its first line has the day and, for each system on its engine, the first digits of the hash of the sources that decide
-its rows.
+`results/studies/NAME.md` describes how and when the study ran. The output of `bench study NAME --all --markdown`
+follows. The first line of the file has the day and, for each system on its engine, the first digits of a hash. It is
+the hash of the sources that decide the system's rows.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def publish(measured: Measured, lines: Sequence[str]) -> Path:
 
 
 def today(name: str) -> str:
-    """Return the first digits of the hash of a system's sources as they are now.
+    """Return the first digits of the hash of a system's present sources.
 
-    `name` consists of the system and its engine, such as `prism on sim`.
+    `name` is a system and its engine, such as `prism on sim`.
     """
     system, _, engine = name.partition(" on ")
     return sources.code(from_dict({"system": system, "engine": engine}))[:DIGITS]

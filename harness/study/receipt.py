@@ -1,6 +1,6 @@
-"""Receipts of finished studies, stored beside the table: with one, the next call only checks files and opens no run.
+"""Receipts of finished studies, stored next to the table: with one, the next call only checks files and opens no run.
 
-A receipt holds the call, the hash of the sources, and the size and time of change of each file that was read. These
+A receipt stores the call, the hash of the sources, and the size and time of change of each file that was read. These
 files are the rows of all runs, the table, and the files that the study names by path. If nothing of this has changed,
 the stored table is the answer. Otherwise, or without a receipt, the study is checked run by run. A receipt is written
 last, and only for simulated runs, because runs on real servers depend on more than files. Figures have a receipt of
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the arguments, of all sources that runs, scores and search depend on, and of the arithmetic."""
+        """SHA-256 of the arguments, of the sources of all packages, and of the platform's floating-point arithmetic."""
         about = f"{tuple(self)!r} {sources.tree(*sources.PACKAGES)} {arithmetic.digest()}"
         return sha256(about.encode()).hexdigest()
 
@@ -55,7 +55,7 @@ class Receipt(NamedTuple):
 
 
 def lookup(call: Call, out: Path) -> Receipt | None:
-    """Read the receipt of an equal call below `out`; None if there is none, or if one of its files has changed."""
+    """Read the receipt of an equal call below `out`; None if no receipt exists, or if one of its files has changed."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     call_digest = call.digest if paths else ""
     for path in paths:
@@ -82,11 +82,11 @@ def write(
     runs: Mapping[str, Stamp],
     traces: Iterable[str],
 ) -> None:
-    """Write the receipt of a call that began at `begun_ns` with the digest `asked`.
+    """Write the receipt of a call that began at `begun_ns`, when its digest was `asked`.
 
     No receipt is written if a source or an input changed since then, or if runs were on real servers. `specs` are the
     specs of all runs, and `rules` their SLO rules. `runs` has the stamp of each run's rows, keyed by their path below
-    the results folder. `traces` are the names of traces that were asked for.
+    the results folder. `traces` are the names of the requested traces.
     """
     specs = list(specs)
     named = {name: _trace_file(name) for name in sorted({*traces, *(spec.trace for spec in specs)})}
@@ -121,7 +121,7 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
 
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
-    """Return the paths of user files that specs and SLO rules name, as they are written there."""
+    """Return the paths of user files in specs and SLO rules, as they are written there."""
     named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", x) for x in rules}
     paths = ((key, fields.asked(value).name if key == "engine" else value) for key, value in named)
     return {value.rpartition("classes:")[2] for key, value in paths if value.endswith(FILES[key])}

@@ -1,23 +1,25 @@
-"""The rule by which a claim has its class: pure functions of a paper's number and an estimate.
+"""The rule that assigns a claim its class: pure functions of a paper's number and an estimate.
 
-    input         the paper's number is a constant of ours, so nothing is tested
-    size          the point lies within a factor 1.25 of the paper's number, or of the nearer end of its range, and the
-                  interval within 1.5. The factors multiply the distance from no difference (for a ratio, its excess
-                  over 1). "At least" leaves the far side open. If the paper gives a direction, it holds too
-    up to         the paper says "up to": the result is on the paper's side and no larger (by the same factors), but
-                  too small for the class size
-    direction     the whole interval lies on the paper's side of no difference; where seeds count (reached, never, met,
-                  missed), all of them do as the paper says
-    contradicted  the whole interval lies on the other side, or no seed does as the paper says. If the paper gives no
+    input         the paper's number is a constant that we take from the paper, so the claim is not tested
+    size          the estimate lies within a factor 1.25 of the paper's number (or of the nearer end of its range), and
+                  its interval lies within a factor 1.5. The factors multiply the distance from no difference: for a
+                  ratio, its excess over 1. If the paper says "at least", there is no limit on the far side. If the
+                  paper states a direction, the condition of the class direction is met as well
+    up to         the paper says "up to", and the estimate has the paper's direction and is not larger than the paper's
+                  number (by the same factors), but is too small for the class size
+    direction     the whole interval lies on the paper's side of no difference. A claim about seeds (reached, never,
+                  met, missed) has this class if it is true for all seeds
+    contradicted  the whole interval lies on the other side, or the claim is true for no seed. If the paper states no
                   direction: the interval predicted for one more window lies beyond the factor 1.25
     open          everything else
 
-A claim that nothing differs (`equal`) has the class size if the interval lies within 0.8 to 1.25 (two one-sided tests),
-and is contradicted if the whole interval lies outside. A statement about several systems is contradicted if it is
-contradicted for one of them. A paper may leave open what it means (which of two systems, which workload). Then each
-option is a reading, and a statement has the class that all readings share. Size and "up to" together give "up to".
-Either of them together with direction gives direction. Any other mixture is open (`of_statement`). If a reading has no
-class, the statement has none.
+A claim that there is no difference (`equal`) has the class size if the interval lies within 0.8 to 1.25 (two one-sided
+tests). It is contradicted if the whole interval lies outside. A statement about several systems is contradicted if it
+is contradicted for one of them.
+
+A paper may leave open which of two systems, or which workload, it means. Then each option is a reading, and a statement
+has the class that all readings share. Size and "up to" together give "up to". Either of them together with direction
+gives direction. Any other mixture is open (`of_statement`). If a reading has no class, the statement has none.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Goal(NamedTuple):
 
     @property
     def side(self) -> int:
-        """The side of the value of no difference on which the range lies.
+        """The side of the range with respect to the value of no difference.
 
         It is 1 for a range above that value, -1 for a range below it, else 0.
         """
@@ -88,7 +90,7 @@ class Goal(NamedTuple):
 
 
 def even(claim: Claim) -> float | None:
-    """Return the value of a claim's quantity that means no difference, if there is one."""
+    """Return the value at which a claim's quantity shows no difference, such as 1 for a ratio; None without one."""
     if claim.even is not None:
         return claim.even
     return 0.0 if claim.what == "difference" else 1.0 if claim.over else None
@@ -112,9 +114,9 @@ def goal(claim: Claim) -> Goal:
 
 
 def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> str:
-    """Return the class of a claim about a number, or about who is ahead, by its estimate; the module states the rule.
+    """Return the class of a claim about a number, or about which system is ahead, by its estimate (rule: see module).
 
-    `windows` is the number of the paper's windows that the estimate has (None: the estimate's n). The prediction
+    `windows` is the number of the paper's windows that the estimate covers (None: the estimate's n). The prediction
     interval depends on this number.
     """
     if known := untried(claim):
@@ -146,7 +148,7 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
 
 
 def judged_order(claim: Claim, standing: Standing) -> str:
-    """Return the class of a claim by which system is ahead, where a curve is too flat to judge a ratio."""
+    """Return the class of a claim about a ratio by the systems' order alone, where a curve is too flat for a ratio."""
     if (ratio := standing.decisive) is not None:
         word = judged(claim, ratio)
         return "direction" if word in {"size", "up to"} else word
@@ -164,9 +166,9 @@ def judged_order(claim: Claim, standing: Standing) -> str:
 
 
 def untried(claim: Claim) -> str:
-    """Return the class of a claim that is settled before any estimate; empty if the estimate decides.
+    """Return the class of a claim that is decided without an estimate; return "" if the estimate decides.
 
-    It is "input", "not testable" or "not comparable".
+    The class is "input", "not testable" or "not comparable".
     """
     if claim.input:
         return "input"
@@ -176,14 +178,14 @@ def untried(claim: Claim) -> str:
 def judged_seeds(paper: str, n: int, of: int) -> str:
     """Return the class of a claim about every seed, such as that every seed reaches the level.
 
-    `paper` is a word of SEEDS, and `n` of the `of` seeds reach or meet the level.
+    `paper` is a word of SEEDS. Of the `of` seeds, `n` reach or meet the level.
     """
     as_stated = n if paper in {"reached", "met"} else of - n
     return "not run" if not of else "direction" if as_stated == of else "open" if as_stated else "contradicted"
 
 
 def together(words: Sequence[str]) -> str:
-    """Return the class of a statement, given its class under each reading."""
+    """Return the class of a statement from its classes under each reading, an option that the paper leaves open."""
     kinds = set(words)
     if len(kinds) == 1:
         return words[0]
@@ -194,15 +196,18 @@ def together(words: Sequence[str]) -> str:
 
 
 def all_of(words: Sequence[str]) -> str:
-    """Return the class of a statement about several systems, given its class for each of them.
+    """Return the class of a statement about several systems, from its class for each of them.
 
-    If the class is "contradicted" for any system, it is "contradicted" for the statement.
+    If the class for any system is "contradicted", so is the class of the statement.
     """
     return "contradicted" if "contradicted" in words else together(words)
 
 
 def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
-    """Return the class of a statement: join the parts of each reading (`all_of`), then the readings (`together`)."""
+    """Return the class of a statement from the classes of its parts.
+
+    The parts of each reading are joined first (`all_of`), then the readings (`together`).
+    """
     choices = dict[str, dict[str, None]]()
     for _, reading in parts:
         for choice, taken in sorted(reading):
@@ -213,16 +218,16 @@ def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
 
 
 def ends(here: Estimate) -> tuple[float, float]:
-    """Return the ends of the interval of an estimate; an end that it lacks is infinite."""
+    """Return the ends of the interval of an estimate; a missing end is infinite."""
     return (-math.inf if here.low is None else here.low, math.inf if here.high is None else here.high)
 
 
 def predicted(here: Estimate, windows: int | None = None) -> tuple[float, float]:
     """Compute the interval in which one more window would lie in 95 of 100 cases.
 
-    This is the interval to compare with a paper's single run. Each end of the interval of the mean of n windows is
-    moved sqrt(n + 1) times as far from the mean, in logarithms if all values are above 0. For a t interval over n runs
-    this is the usual prediction interval.
+    A paper's single run is compared with this interval. Each end of the interval of the mean of n windows is moved
+    sqrt(n + 1) times as far from the mean, in logarithms if all values are above 0. For a t interval over n runs, the
+    result is the usual prediction interval.
     """
     low, high = ends(here)
     far = math.sqrt((here.n if windows is None else windows) + 1)
@@ -241,7 +246,7 @@ def _apart(first: tuple[float, float], second: tuple[float, float]) -> bool:
 
 
 def rule(claim: Claim) -> str:
-    """Say in a few words what our number must be for a claim of this kind to hold."""
+    """Describe in a few words what our number must be for a claim of this kind to be true."""
     if isinstance(claim.paper, str):
         words = {"ahead": "the interval lies above", "behind": "the interval lies below", "equal": "within 0.8 to 1.25"}
         return {**SEEDS, **words}[claim.paper]

@@ -1,7 +1,7 @@
-"""Choice of the next x of a curve: one function, `following`, of the attainment so far.
+"""Choice of the next x of a curve by one function, `following`, from the attainment so far.
 
-A curve is sampled alone or together with others (Sample.each). Of x (a rate, an SLO scale or a number of GPUs) only the
-direction of attainment matters: it falls along rates and rises along GPUs.
+The x is a rate, an SLO scale or a number of GPUs. A curve is sampled alone or together with others (Sample.each). The
+search only needs to know that attainment falls along rates and rises along GPUs.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def mean(seeds: Mapping[int, Curve]) -> dict[float, Shares]:
 
 
 def past(level: float) -> float:
-    """Return the attainment below which a system counts as past its knee, given the target level."""
+    """Return the attainment below which a system counts as past its knee; `level` is the target attainment."""
     return min(LOW, level - PAST)
 
 
 def deciding(curve: Curve) -> dict[float, float]:
-    """Return attainment by x, by the first definition, which decides where a search ends."""
+    """Return attainment by x, by the first definition of attainment; the search ends by this definition."""
     return {x: next(iter(shares.values())) for x, shares in curve.items()}
 
 
@@ -68,10 +68,10 @@ def deciding(curve: Curve) -> dict[float, float]:
 def common_knee(bounds: Range, curves: Curves) -> Ask:
     """Choose the next rates of systems that are searched together around their knees.
 
-    At first, only the first seed runs, at octaves. Then all seeds run on a grid. Finally, each system runs near its own
-    crossing of the level. Octaves go up while some system is not past its knee, and down for each contestant until it
-    meets the level. The two rates around a contestant's crossing are bisected until they are a quarter of an octave
-    apart.
+    At first, only the first seed runs, at octaves. Then all seeds run on a grid. Finally, each system runs near the
+    rate at which its attainment crosses the level. Higher octaves are run while some system is not past its knee, and
+    lower ones for each contestant that does not meet the level yet. The two rates around a contestant's crossing are
+    bisected until they are a quarter of an octave apart.
     """
     level = bounds.level
     first = {name: deciding(seeds[min(seeds)]) if seeds else {} for name, seeds in curves.items()}
@@ -101,7 +101,7 @@ def contends(name: str) -> bool:
 def _between(curve: Mapping[float, float], level: float, least: float) -> float | None:
     """Return the geometric mean of the two rates around a crossing of `level`.
 
-    It is None if one of the two is unknown, or if they are at most a quarter of an octave apart.
+    It is None if one of the two was not run, or if they are at most a quarter of an octave apart.
     """
     last = statistics.held(curve, level)
     fails = min((x for x in curve if last is not None and x > last), default=None)
@@ -113,11 +113,12 @@ def _between(curve: Mapping[float, float], level: float, least: float) -> float 
 def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str, tuple[float, ...]]:
     """Return the rates of each system around its knee, given its attainment at octaves.
 
-    A contestant's rates begin an octave below its knee: the highest octave such that it meets the level there and at
-    all octaves below. A contestant without a knee begins at the lowest octave of all. Controls and A/A copies begin at
-    the lowest rate at which a contestant with a knee begins. All systems go to an octave above the highest rate at
-    which a contestant meets the level, so that they can be compared there. A system that ran at higher octaves goes to
-    the highest of these.
+    A contestant's knee is the highest octave such that it meets the level at this and all lower octaves. Its rates
+    begin an octave below its knee. A contestant without a knee begins at the lowest octave of all. Controls and A/A
+    copies begin at the lowest rate at which a contestant with a knee begins.
+
+    All rates end an octave above the highest rate at which a contestant meets the level, so that systems can be
+    compared there. If a system ran at higher octaves, its rates end at the highest of these instead.
     """
     met = [
         x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= level for curve in seen.values())
@@ -141,8 +142,8 @@ def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str,
 def _to(curve: Mapping[float, float], x: float) -> list[float]:
     """List a system's attainment at its rates up to x.
 
-    If x is below its lowest rate, the list has the attainment at that rate. If x is above its highest rate, the list is
-    a single 0.
+    If x is below the system's lowest rate, the list has the attainment at the lowest rate. If x is above the highest
+    rate, the list is a single 0.
     """
     return [share for at, share in curve.items() if at <= max(x, min(curve))] if x <= max(curve) else [0.0]
 
@@ -165,9 +166,9 @@ def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
 def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
     """Return the rates at which to run a system, given its attainment at octaves.
 
-    They are all octaves, and finer rates from the last octave at which it holds the level (`highest`) to the last one.
-    Octaves are split into halves, then quarters and so on, until there are at least `least` rates, so that a finer grid
-    contains each coarser one. Rates reach at least `OCTAVES` above the lowest, even if attainment fell at once.
+    They are all octaves, and finer rates from the highest octave that reaches the level (`highest`) to the top octave.
+    The finer rates split octaves into 2, 4, 8 or more parts, until there are at least `least` rates. A finer grid thus
+    contains each coarser one. The top octave is at least `OCTAVES` above the lowest, even if attainment is low at once.
     """
     low = min(seen)
     holds = highest(seen.items(), level) or low
@@ -183,10 +184,10 @@ def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
 
 
 def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
-    """Find the highest sampled x that holds the level by every definition of attainment; None if there is no such x.
+    """Find the highest sampled x that reaches the level by every definition of attainment; None if there is no such x.
 
-    Attainment is the fit to the mean over seeds, so the mean may dip below the level at a lower x. `runs` has the x and
-    the attainment of each run.
+    Attainment is a monotone fit to the mean over seeds, so the mean itself may be below the level at a lower x. `runs`
+    has the x and the attainment of each run.
     """
     by_x: dict[float, list[Shares]] = {}
     for x, shares in runs:
@@ -201,10 +202,10 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
 
 
 def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:
-    """Return the next x near the crossing of the level by the mean over seeds; None once enough x are sampled.
+    """Return the next x near the crossing of the level by the mean over seeds; None if enough x are sampled.
 
-    The crossing is bisected until `sample.points` x are sampled. After these, an x above the crossing may follow
-    (`_beyond`), so that an interval can end there.
+    The crossing is bisected until `sample.points` x are sampled. One more x above the crossing may follow (`_beyond`),
+    so that an interval can end there.
     """
     seen = deciding(mean(seeds))
     if len(seen) >= sample.points:
@@ -217,9 +218,9 @@ def between(
 ) -> float | None:
     """Return the next x of a falling curve, by bisection of its crossing of the level; None if no new x is left.
 
-    The next x is the geometric mean of the last x that holds the level, by the fit, and the sampled x after it. If the
-    highest sampled x holds the level, the next x is twice that, but at most `most`. If no x holds the level, it is half
-    the lowest x, but at least `least`.
+    The next x is the geometric mean of the last x at which the fit reaches the level, and the sampled x after it. If
+    the highest sampled x reaches the level, the next x is twice that, but at most `most`. If no x reaches the level,
+    the next x is half the lowest x, but at least `least`.
     """
     last = statistics.held(seen, level)
     fails = min((x for x in seen if last is None or x > last), default=None)
@@ -236,8 +237,8 @@ def between(
 def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | None:
     """Return the x half an octave above the highest sampled x, or None.
 
-    It is None if the highest sampled x, or no x at all, holds the level. It is also None if the highest sampled x is
-    already half an octave above the last x that holds the level.
+    It is None if the highest sampled x, or no x at all, reaches the level. It is also None if the highest sampled x is
+    already half an octave above the last x that reaches the level.
     """
     last, top = statistics.held(seen, level), max(seen)
     if last is None or last == top or top >= last * HALF_OCTAVE:
@@ -246,12 +247,12 @@ def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | N
 
 
 def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:  # noqa: ARG001
-    """Return the next whole number to sample of a rising curve; None once the fewest that hold the level are known.
+    """Return the next whole number to sample of a rising curve; None if the fewest that reach the level are known.
 
-    The largest count comes first, since systems are slow to simulate far below the count that they need. Then the gap
-    is bisected between the answer so far and the largest smaller count that failed (or the least - 1). Finally, the
-    count above the answer has to confirm it. If that count fails, the fit rejects the answer, which held by luck, and
-    the search continues above.
+    The largest count is sampled first, since systems are slow to simulate far below the count that they need. Then the
+    gap between the answer so far and the largest smaller count that failed (or the least - 1) is bisected. Finally, the
+    count above the answer is sampled to confirm it. If that count fails, the fit over all counts rejects the answer,
+    and the search continues above.
     """
     least, most = (round(x) for x in bounds.given)
     means = deciding(mean(seeds))
@@ -264,11 +265,11 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
 
 
 def bracket(failed: Collection[int], held: int | None, least: int, most: int, *, begin: int) -> int | None:
-    """Return the whole number to try next of a rising curve; None if the search is over.
+    """Return the next whole number to try of a rising curve; None if the search is over.
 
-    `failed` has the counts that failed, and `held` is the smallest count that held, if any. The search begins with
-    `begin`, and doubles the largest count that failed until a count holds. It then bisects between `held` and the
-    largest count that failed, or `least` - 1 if no count did.
+    `failed` has the counts that failed, and `held` is the smallest count that succeeded, if any. The search begins with
+    `begin`. It doubles the largest count that failed, until a count succeeds. It then bisects between `held` and the
+    largest count that failed, or `least` - 1 if no count failed.
     """
     low = max(failed, default=least - 1)
     if held is not None:

@@ -1,4 +1,4 @@
-"""More seeds for systems that are not yet told apart, until they are, or until a budget of requests is spent."""
+"""More seeds for systems that are not yet told apart, until they are or a budget of requests is spent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def refined(
     run: Callable[[Sequence[Point], str, float], None],
     add: Callable[[Sequence[Point], dict[str, Windows]], None],
 ) -> list[Point]:
-    """Run more seeds of systems that are not yet told apart, and return the added runs.
+    """Run more seeds of systems that are not yet told apart, and return the added points.
 
     `points` are the runs so far. Each panel may spend the scope's budget of simulated requests, so that no panel
-    depends on what is run for another. If the rest of a budget does not suffice for all systems, it is spent on the
-    study's own systems, without those that --full adds. `run` runs points, given a line that describes them and the
-    number of requests that may follow. `add` adds the misses of points to curves by panel.
+    depends on what is run for another. If the remaining budget does not suffice for all systems, it is spent on the
+    study's own systems, without those that --full adds. `run` is called with points to run, a line that describes them,
+    and the number of requests that may follow. `add` adds the misses of points to curves by panel.
     """
     panels, budget = {panel.key: panel for panel in grid.panels if tells(panel)}, grid.scope.budget
     new = [point for point in points if point.panel.key in panels]
@@ -57,8 +57,8 @@ def refined(
 def _more(grid: Grid, panel: Panel, curves: Mapping[str, by_window.Windows]) -> Iterator[list[tuple[Point, float]]]:
     """Yield batches of runs that may tell a panel's systems apart; each run comes with its number of requests.
 
-    The first batch is for all systems. The second is for the study's own systems, if the first takes too many requests.
-    Nothing is yielded for systems that are told apart already.
+    The first batch is for all systems. The second batch is for the study's own systems; it replaces the first if that
+    one takes too many requests. Nothing is yielded if all systems are told apart.
     """
     study, scope = grid.study, grid.scope
     contend = [name for name in panel.specs if name in curves and contends(name)]
@@ -82,7 +82,7 @@ def tells(panel: Panel) -> bool:
 def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
     """List the pairs of systems to tell apart.
 
-    These are the first system with each other one, and the pairs whose ratios the study claims.
+    These are the pairs of the first system and each other one, and the pairs whose ratios the study claims.
     """
     first, *others = names or [""]
     listed = [(first, name) for name in others]

@@ -1,7 +1,7 @@
-"""Sensitivity of the order of two systems to constants of the machine: the stored leads, and a caption on them.
+"""Sensitivity of the order of two systems to constants of the hardware: the stored leads, and a caption on them.
 
-One constant at a time is changed. SLOs keep the seconds of the unchanged machine. `varying` runs the changes. The table
-is stored beside that of the comparison.
+One constant at a time is changed. SLOs keep the seconds that they have with the unchanged constants. `varying` runs the
+changes. The table is stored next to that of the comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Lead(NamedTuple):
-    """The lead of the first system under one change of a constant. If there is no lead, `note` has the reason."""
+    """The lead of the first system under one change of a constant. If the lead is unknown, `note` has the reason."""
 
     constant: Constant
     setting: str
@@ -33,7 +33,7 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leads:
-    """The lead of one system over another, on the unchanged machine and under each change of a constant.
+    """The lead of one system over another, with the unchanged constants and under each change of a constant.
 
     It is a difference of attainment at one rate.
     """
@@ -46,17 +46,17 @@ class Leads:
     rows: tuple[Lead, ...]
 
     def order(self, lead: Estimate) -> int:
-        """Return 1 if the first system is ahead by more than the interval, -1 if the second is, and 0 if neither is."""
+        """Return 1 if the whole interval of the lead is above 0, -1 if it is below 0, and 0 if it contains 0."""
         return (lead.low is not None and lead.low > 0.0) - (lead.high is not None and lead.high < 0.0)
 
     def swing(self, constant: str) -> float:
-        """Compute the largest minus the smallest lead over all changes of a constant and the unchanged machine."""
+        """Compute the largest minus the smallest lead, over the changes of a constant and its unchanged value."""
         seen = [self.base.mean, *(row.lead.mean for row in self.rows if row.constant.name == constant and row.lead)]
         return max(seen) - min(seen)
 
     @property
     def ranked(self) -> list[Constant]:
-        """The constants by falling swing; those that were not varied come last."""
+        """The constants by falling swing; those that were not varied are last."""
         tried = {row.constant.name for row in self.rows if row.lead}
         every = dict.fromkeys(row.constant for row in self.rows)
         return sorted(every, key=lambda constant: (constant.name not in tried, -self.swing(constant.name)))
@@ -66,7 +66,7 @@ class Leads:
 
 
 def read(folder: Path) -> Leads | None:
-    """Read the sensitivity stored beside a comparison's table; None if none is stored for that table."""
+    """Read the sensitivity stored next to a comparison's table; return None if none is stored for that table."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
         if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
@@ -80,7 +80,7 @@ def key_of(table: Path) -> str:
 
 
 def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
-    """Build the leads from a table and the facts beside it."""
+    """Build the leads from a stored table and its metadata."""
     base, *rows = table.to_pylist()
 
     def lead(row: Mapping[str, Any]) -> Estimate | None:
@@ -98,7 +98,7 @@ def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
 
 
 def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
-    """Yield a table of the leads by falling swing, then each constant's meaning, value and source."""
+    """Yield a table of the leads by falling swing, then the meaning, value and source of each constant."""
     what = f"SLO attainment ({leads.definition}) at rate scale {leads.rate_scale:g}"
     yield f"lead of {leads.first} over {leads.second} in {what}, and its 95 % interval"
     cells = [("constant", "value", "change", "lead points", "", "swing")]
@@ -119,7 +119,7 @@ def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
 
 
 def sentence_of(folder: Path) -> str:
-    """Return a caption on the sensitivity stored beside a comparison's table; empty if none is stored."""
+    """Return a caption on the sensitivity stored next to a comparison's table; empty if none is stored."""
     leads = read(folder)
     return "" if leads is None else sentence(leads)
 
@@ -166,7 +166,7 @@ def _turn(leads: Leads, lead: Estimate) -> str:
 
 
 def _text(lead: Estimate) -> str:
-    """Render a lead with its interval, in points: `+14.2 [+12.9, +15.5]`."""
+    """Render a lead with its interval, in percentage points: `+14.2 [+12.9, +15.5]`."""
 
     def shown(x: float | None) -> str:
         return "?" if x is None else f"{100 * x:+.1f}"

@@ -1,4 +1,4 @@
-"""A study made in parts, on machines that know nothing of each other: the work of a shard, and the progress of all."""
+"""A study that is run in shards, on computers without a connection: the work of a shard, and the progress of all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.study.study import Study
 
 
 class ShardWork(NamedTuple):
-    """The work that a shard did: the number of its searches and of its runs.
+    """The numbers of searches and runs that a shard did.
 
     `of` is the number of searches in the whole study. A fixed grid has no searches.
     """
@@ -42,8 +42,8 @@ def measure_shard(
 ) -> ShardWork:
     """Run the part of a study that belongs to a shard.
 
-    The part consists of whole searches or, for a fixed grid, of a part of the specs. The SLO bases that these runs need
-    are run too, even if other shards run them as well. No table is written: `measure` writes it when all shards are
+    The part consists of whole searches or, for a fixed grid, of some of the specs. The SLO bases that these runs need
+    are run too, even if other shards run them as well. No table is written; `measure` writes it when all shards are
     done. Raises the errors that `measure` raises.
     """
     failed: dict[str, str] = {}
@@ -92,8 +92,8 @@ def fixed(work: Work) -> bool:
 def searches(work: Work) -> list[tuple[str, ...]]:
     """Return the independent searches of a study, each as the keys of its panels.
 
-    Panels with the same key belong together. If some panel of the study runs at the highest rate that another panel
-    holds, panels with the same trace and model set belong together too.
+    Panels with the same key belong together. If the rate of some panel is the result of another panel's search, panels
+    with the same trace and model set belong together too.
     """
     of: dict[str, set[str]] = {}
     waits = any(panel.holds_rate for panel in work.every)
@@ -108,7 +108,7 @@ def searches(work: Work) -> list[tuple[str, ...]]:
 
 
 def run_part(work: Work, shard: Shard) -> int:
-    """Run a shard's part of the specs of a fixed grid, after all SLO base runs; return the number of its specs."""
+    """Run a shard's part of the specs of a fixed grid, after all SLO base runs; return the number of specs in it."""
     grid = work.begun()
     groups = [group for panel in grid.panels for group in work.groups(panel)]
     runs = [run for group in groups for run in runs_of(grid, group, work.ask(grid, group, {}))]

@@ -16,9 +16,9 @@ Shares = Mapping[str, Mapping[str, float]]  # keyed by GPU and model: the share 
 
 
 def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
-    """Return, by model and GPU, the share of the model's requests on the GPU, over all of these runs.
+    """Return, by GPU and model, the share of the model's requests that ran on the GPU, over all of these runs.
 
-    A request on a group of GPUs counts on each of them. A request that moved counts on its first and its last GPU.
+    A request that used a group of GPUs counts for each of them. A request that moved counts for its first and last GPU.
     """
     total, on = Counter[str](), dict[str, Counter[str]]()
     for model, where, n in _counted(runs):
@@ -30,7 +30,7 @@ def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
 
 
 def places(runs: Iterable[Path]) -> dict[str, Gpus]:
-    """Return, for each model, the GPU or group of GPUs that most of its requests ran on.
+    """Return, for each model, the GPU or group of GPUs on which most of its requests ran.
 
     A request that moved counts where it began.
     """
@@ -42,13 +42,13 @@ def places(runs: Iterable[Path]) -> dict[str, Gpus]:
 
 
 def at_once(setup: Setup) -> bool:
-    """Tell whether processes on a GPU compute at the same time, as servers under MPS do, rather than take turns."""
+    """Tell whether processes on a GPU compute at the same time, as servers under MPS do, and not one at a time."""
     usual = setup.policy.options.get("sharing", "fluid")
     return (usual if setup.spec.sharing == "own" else setup.spec.sharing) == "fluid"
 
 
 def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
-    """Yield each model with GPUs that its requests ran on (as runs store them), and the number of these requests."""
+    """Yield each model, GPUs on which its requests ran (as text), and the number of these requests."""
     for run in runs:
         pairs = record.read(run, ["model", "gpus"]).group_by(["model", "gpus"]).aggregate([([], "count_all")])
         for pair in pairs.to_pylist():
@@ -57,6 +57,6 @@ def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
 
 
 def homes(shares: Shares) -> dict[str, str]:
-    """Return, for each model, the GPU with most of its requests. On a group of GPUs, this is the first GPU."""
+    """Return, for each model, the GPU with most of its requests; of a group of GPUs, the first."""
     models = dict.fromkeys(model for each in shares.values() for model in each)
     return {model: max(shares, key=lambda gpu: shares[gpu].get(model, 0.0)) for model in models}

@@ -1,11 +1,12 @@
 """KV blocks that several sequences of a request share: reference counts, and copy on write (PagedAttention, 4.4).
 
-Samples of a prompt share the blocks that the prompt fills. If its last block is filled only in part, each sequence that
-writes to the block copies it first, except the last such sequence. Beams are chosen anew at each token: a beam
-continues one of the beams before. If several continue the same beam, they share all of its blocks.
+Samples of a prompt share the blocks that the prompt fills. If its last block is only partly filled, each sequence
+copies the block before it writes to the block. Only the last sequence to write needs no copy. Beams are chosen again at
+each token: each new beam continues one of the previous beams. If several new beams continue the same beam, they share
+all of its blocks.
 
-Which beams continue depends on the model and the text. Here each beam draws the one that it continues uniformly and
-independently, which needs no parameter. A number that this assumption alone decides is an input, not a result.
+The beams that continue depend on the model and the text. Here each new beam draws the beam that it continues uniformly
+and independently, which needs no parameter. A number that only this assumption decides is an input, not a result.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BLOCK_TOKENS = 16  # section 7.2
 
 
 class Blocks:
-    """Blocks of KV memory that sequences hold, each with the number of its holders."""
+    """Blocks of KV memory in use, each with the number of sequences that use it."""
 
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
@@ -34,13 +35,13 @@ class Blocks:
         return [self._new() for _ in range(-(-tokens // BLOCK_TOKENS))]
 
     def fork(self, sequence: Sequence[int]) -> list[int]:
-        """Return the blocks of a sequence that continues another. Both share the same blocks."""
+        """Return the blocks of a new sequence that continues `sequence`; the two share all of these blocks."""
         for block in sequence:
             self.holders[block] += 1
         return list(sequence)
 
     def append(self, sequence: list[int], tokens: int) -> None:
-        """Append a token to a sequence of this length; a shared block is copied first."""
+        """Append a token to a sequence that has `tokens` tokens; a shared last block is copied first."""
         if tokens % BLOCK_TOKENS == 0:
             sequence.append(self._new())
         elif self.holders[sequence[-1]] > 1:
@@ -48,7 +49,7 @@ class Blocks:
             sequence[-1] = self._new()
 
     def free(self, sequence: Iterable[int]) -> None:
-        """Release a sequence's blocks; a block that no other sequence holds is no longer in use."""
+        """Release a sequence's blocks; a block that no other sequence uses becomes free."""
         for block in sequence:
             self.holders[block] -= 1
             if not self.holders[block]:
@@ -61,7 +62,7 @@ class Blocks:
 
 
 def in_use(prompt: int, output: int, sequences: int, beams: np.random.Generator | None) -> list[int]:
-    """Return the blocks in use after each token but the first of a request with several sequences.
+    """Return the number of blocks in use after each token but the first, for a request with several sequences.
 
     The KV of each sequence's first token is written in the step of its second token. `beams` draws the beam that each
     sequence continues. If it is None, the sequences are samples, and each continues itself.
@@ -86,8 +87,8 @@ def in_use(prompt: int, output: int, sequences: int, beams: np.random.Generator 
 def saved(lengths: NDArray[np.int32], sequences: int, beams: np.random.Generator | None = None) -> float:
     """Return the share of blocks that sharing saves, over all tokens of all requests.
 
-    It is a share of the blocks that are in use without sharing, the ratio of Figure 15. `lengths` has prompt and output
-    tokens, shape (n, 2).
+    It is a share of the blocks that are in use without sharing: the ratio of PagedAttention's Figure 15. `lengths` has
+    prompt and output tokens, shape (n, 2).
     """
     used = total = 0
     for prompt, output in lengths.tolist():

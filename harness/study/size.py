@@ -1,15 +1,15 @@
-"""The fewest GPUs of each kind on which a strategy holds the target, for every model and for all together.
+"""The fewest GPUs of each kind with which a strategy meets the target, for each model and for all requests together.
 
-Each strategy is searched on each kind of GPU by itself. The number of GPUs starts at the fewest that hold all weights,
-and doubles until the target holds. It is then bisected between the largest that fails and the smallest that holds. All
-strategies replay the same windows: the log in parts, each planned from another part, and its busiest hour. A number of
-GPUs holds the target if it does so in every view.
+Each strategy is searched on each kind of GPU by itself. The number of GPUs starts at the fewest that have room for all
+weights, and doubles until the target is met. It is then bisected between the largest number that fails and the smallest
+that succeeds. All strategies replay the same stretches of the trace: parts of the log, each planned from another part,
+and the log's busiest hour. A number of GPUs meets the target if it does so in every stretch.
 
 Strategies are first searched one by one, until one has an answer. The search of any other strategy stops at numbers
-that would cost more than this answer. So the numbers tried of a strategy depend on this first answer alone, and the
-shards of a question together try what one call tries.
+that would cost more than this answer. So the numbers tried of a strategy depend on this first answer alone. The shards
+of a question together therefore try what one call tries.
 
-Runs are made by a sweep: they are stored, checked and resumed as all others are.
+Runs are made by a sweep: they are stored, checked and resumed as all other runs are.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ONE_KIND = "not tried: it takes GPUs of one kind"
 
 
 class Outlook(NamedTuple):
-    """The cost of a strategy's search on a kind of GPU, as upper bounds that are known before anything is run."""
+    """Upper bounds on the cost of the search for a strategy on a kind of GPU, known before anything is run."""
 
     kind: str
     system: str
@@ -64,7 +64,10 @@ class Outlook(NamedTuple):
 
 
 class SizeSearch:
-    """The search for the answer to a question; runs are stored below `out`. Raises UserError if it cannot be asked."""
+    """The search for the answer to a question of size; runs are stored below `out`.
+
+    Raises UserError if the question has no meaning.
+    """
 
     def __init__(self, asked: Question, out: Path, workers: int | None = None, teller: Teller | None = None) -> None:
         self.asked, self.out, self.workers, self.teller = asked, out, workers, teller or Silent()
@@ -89,7 +92,7 @@ class SizeSearch:
         self.found = 0  # runs of all counts so far
 
     def done(self) -> Sized:
-        """Search all strategies; return the answer, with further facts about the best."""
+        """Search all strategies; return the answer, with further facts about the best strategy."""
         curves, best, grown = self.search(list(self.curves()))
         runs = curves[best[:2]].tried[best.gpus].runs if best else ()
         trace, base, shares = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0]), placed(runs)
@@ -118,7 +121,7 @@ class SizeSearch:
         )
 
     def part(self, shard: Shard) -> tuple[int, int]:
-        """Run the searches of a shard; return how many it has, and how many there are in all.
+        """Run the searches of a shard; return the number of its searches, and the number of all searches.
 
         Once all shards are done, `done` finds all runs that it needs below `out`.
         """
@@ -134,7 +137,7 @@ class SizeSearch:
             yield sweep.stored_so_far((" ".join(key),), partial(self.search, [key]), lambda: self.found)
 
     def outlook(self) -> tuple[list[Outlook], list[str]]:
-        """Return the searches of a question with their cost, and the streams of its log; nothing is run."""
+        """Return upper bounds on the cost of each search, and lines on the streams of the log; nothing is run."""
         costs, rows, windows = Costs.of(self.out), list[Outlook](), sum(len(view.seeds) for view in self.views)
         for kind, name in self.searches:
             least, most = mix.size(kind) * self.begins[kind][1], self.most(kind)
@@ -144,7 +147,7 @@ class SizeSearch:
         return rows, streams.lines(self._setup(self.kinds[0]), every=True)
 
     def curves(self) -> Curves:
-        """Return an empty curve for each system on each kind. Raises UserError if none of them can be tried."""
+        """Return an empty curve for each strategy on each kind of GPU. Raises UserError if none of them can run."""
         keys = product(self.asked.kinds, self.systems)
         curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name)) for kind, name in keys}
         if all(curve.stopped for curve in curves.values()):
@@ -154,16 +157,16 @@ class SizeSearch:
 
     @cached_property
     def searches(self) -> list[tuple[str, str]]:
-        """The strategies that are searched, each on each kind. Raises UserError if there is none."""
+        """The pairs of a kind of GPU and a strategy to search. Raises UserError if there is no pair."""
         return [key for key, curve in self.curves().items() if not curve.stopped]
 
     def search(self, mine: Iterable[tuple[str, str]]) -> tuple[Curves, Best | None, dict[float, int | None]]:
-        """Search the curves `mine` for the fewest GPUs that hold the target.
+        """Search the curves `mine` for the fewest GPUs that meet the target.
 
         The target is first asked of each model's attainment, then of the attainment of all requests together. Return
-        three things: all curves; the cheapest answer among `mine` and the first strategy; and the GPUs that this
-        answer's strategy needs at each growth of the traffic. The last is empty if the answer is not of a curve in
-        `mine`.
+        all curves, the cheapest answer, and the GPUs that this answer's strategy needs at each growth of the traffic.
+        The answer is the cheapest of `mine` and the first strategy that has one. There are no GPUs by growth if the
+        answer's curve is not in `mine`.
         """
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)
@@ -180,7 +183,7 @@ class SizeSearch:
         return curves, best, grown
 
     def _first(self, curves: Curves) -> list[Curve]:
-        """Search the strategies one after the other until one has an answer on some kind; returns its curves."""
+        """Search the strategies one after the other until one has an answer on some kind; return its curves."""
         for name in (name for name in self.systems if name not in self.asked.bounds):
             mine = [curves[kind, name] for kind in self.asked.kinds]
             self._search(mine, "each", mine)
@@ -189,9 +192,9 @@ class SizeSearch:
         return []
 
     def _lacks(self, curves: Curves, best: Best) -> str:
-        """Return in words the memory that the best strategy lacks with one GPU (or one copy of a mix) less.
+        """Describe the memory that the best strategy lacks on one GPU less (or one copy of a mix less).
 
-        It is empty if that number was not tried, or if the models fit.
+        The result is empty if that number of GPUs was not tried, or if the models fit on it.
         """
         below = curves[best[:2]].below(best.gpus)
         if below is None or not below.unfit or below.gpus != best.gpus - mix.size(best.gpu):
@@ -200,9 +203,9 @@ class SizeSearch:
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
-        """Return, for each strategy for which more GPUs do not help, the resource that binds in most of its misses.
+        """Return the resource that causes most misses of a strategy, for each strategy that more GPUs do not help.
 
-        Misses are those on the largest number of GPUs. Keys are a kind of GPU and a strategy.
+        The misses are those on the largest number of GPUs that ran. Keys are a kind of GPU and a strategy.
         """
         flat = {
             key: curve.flat[1].runs
@@ -219,7 +222,8 @@ class SizeSearch:
     ) -> None:
         """Try numbers of GPUs for all curves, in rounds, until the search of each is over.
 
-        No number is tried that costs more than the cheapest answer among `first`.
+        The numbers tried cost no more than the cheapest answer among the curves `first`, and have at least `least`
+        copies.
         """
         for turn in count(1):
             asks = [(curve, n) for curve in curves if (n := self._next(curve, first, by, least)) is not None]
@@ -231,8 +235,8 @@ class SizeSearch:
     def _next(self, curve: Curve, first: Iterable[Curve], by: Criterion, least: int) -> int | None:
         """Return the number of GPUs that a curve tries next; None if its search is over.
 
-        Counts inside this function are copies of a mix; of a single kind, a copy is a GPU. If the search ends without
-        an answer, the reason is written to `curve.stopped`.
+        This function searches numbers of copies: a copy is one mix of GPUs, or one GPU of a single kind. If the search
+        ends without an answer, the reason is written to `curve.stopped`.
         """
         tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
         if curve.stopped:
@@ -254,9 +258,9 @@ class SizeSearch:
         return None if n is None else n * size
 
     def most(self, kind: str) -> int:
-        """Return the most GPUs of a kind that may be tried, in whole copies of a mix.
+        """Return the most GPUs of a kind that may be tried; for a mix, a whole number of copies.
 
-        Raises UserError if one copy has more GPUs than may be tried.
+        Raises UserError if one copy of the mix has more GPUs than may be tried.
         """
         size = mix.size(kind)
         if size > self.asked.most:
@@ -268,7 +272,7 @@ class SizeSearch:
         return self.refused.get(kind) or ("" if takes(self.systems[name], kind) else ONE_KIND)
 
     def _cap(self, curve: Curve, first: Iterable[Curve]) -> int:
-        """Return the most copies of a curve's kind that cost no more than the cheapest answer of the first strategy."""
+        """Return the most copies of a curve's kind that cost no more than the cheapest answer among `first`."""
         best, size = self._best(first), mix.size(curve.kind)
         most = self.most(curve.kind) // size
         if best is None or curve.system in self.asked.bounds:
@@ -279,7 +283,7 @@ class SizeSearch:
         return most if mine is None or its is None else min(most, max(1, math.floor(its / mine)))
 
     def _best(self, curves: Iterable[Curve]) -> Best | None:
-        """Return the cheapest answer; between equal ones, that of the strategy that was asked for first."""
+        """Return the cheapest answer; among equal prices, that with the fewest GPUs, then that of the first curve."""
         answers = [
             (self.asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, Best(curve.kind, curve.system, gpus))
             for at, curve in enumerate(curves)
@@ -290,9 +294,9 @@ class SizeSearch:
     def _ends(self, kind: str) -> tuple[int, int]:
         """Return the smallest number of copies that may be tried, and the number that is tried first.
 
-        The smallest number holds each model alone. The first number holds the weights of all models, and is no less
-        than the question's least. If the first number holds the target, smaller ones are tried. Raises NoRoom if a
-        model takes more GPUs than may be tried.
+        The smallest number has enough GPUs for each model alone. The first number has room for the weights of all
+        models, and is at least the question's `least`. If the first number meets the target, smaller ones are tried.
+        Raises NoRoom if a model takes more GPUs than may be tried.
         """
         size, cluster = mix.size(kind), self.cluster(kind)
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
@@ -308,7 +312,7 @@ class SizeSearch:
     # ------------------------------------------------------------ runs
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
-        """Run each curve of `asks` on its number of GPUs, in all windows, and add the verdict to the curve."""
+        """Run each curve of `asks` on its number of GPUs, in all windows, and add the outcome to the curve."""
         specs = [
             self.under(curve.kind, view).spec(self.spec(curve.kind, curve.system, n, view, seed, times))
             for curve, n in asks
@@ -332,19 +336,19 @@ class SizeSearch:
         return Outcome(gpus, met, "", every)
 
     def misses(self, kind: str, runs: Iterable[Path], rule: str = "") -> Mapping[str, Hours]:
-        """Count misses of runs by view, model, hour and the resource that binds.
+        """Count the misses of runs by view, model, hour and the resource that causes them.
 
-        SLOs are those of `rule` (empty: the question's).
+        SLOs are those of `rule` (empty: of the question).
         """
         return by_view(runs, self.views, lambda view: self.under(kind, view, rule), self.asked.definition)
 
     def cluster(self, kind: str, gpus: int = 0) -> Cluster:
-        """Return `gpus` GPUs of a kind (0: one, or one copy of a mix), with all models, each at its degree."""
+        """Return `gpus` GPUs of a kind (0: one GPU, or one copy of a mix) with all models, each at its degree."""
         spec = replace(self.spec(kind, gpus=gpus), system=UNSHARED, preset=None, fields=(), slo="")
         return Setup(resolve(spec)).cluster
 
     def _under(self, kind: str, view: View, rule: str = "") -> SloTarget:
-        """Return the SLO in seconds on a kind of GPU, for the traffic of a view."""
+        """Return the SLO in seconds on a kind of GPU, for the requests of a view."""
         spec, rule = self.spec(kind, view=view), rule or self.asked.rule
         return slo_target(spec, rule, self.out, workers=self.workers, teller=self.teller)
 
@@ -361,7 +365,10 @@ class SizeSearch:
         seed: int | None = None,
         times: float = 1.0,
     ) -> Spec:
-        """Return the spec of one run; by default of the first system, view and seed, on one GPU or copy of a mix."""
+        """Return the spec of one run.
+
+        Defaults: the first system, view and seed, on one GPU or one copy of a mix.
+        """
         view, of = view or self.views[0], self.systems[system or next(iter(self.systems))]
         place = {"trace": view.trace, "models": self.sets[kind][0], "gpu": kind, "gpus": gpus or mix.size(kind)}
         spec = from_dict({**self.asked.setting, **place, **asked_system(of)})
@@ -376,13 +383,13 @@ class SizeSearch:
         return {inst.model: cluster.profile.load_s(inst, "parallel") for inst in insts}
 
     def _at_once(self, best: Best, shares: Shares) -> bool:
-        """Tell whether models that share a GPU under the best strategy compute there at the same time."""
+        """Tell whether models that share a GPU under the best strategy compute at the same time."""
         several = any(len(models) > 1 for models in shares.values())
         return several and at_once(Setup(resolve(self.under(best.gpu, self.views[0]).spec(self.spec(*best)))))
 
 
 def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
-    """Return the share of requests that meet an SLO target, pooled over `runs`, all of which had room."""
+    """Return the share of requests that meet an SLO target, pooled over `runs`; the models must fit in each run."""
     scores = [score.by_model(run, under, [definition])[definition] for run in runs]
     blocks = zip(*((lost.sum(0), came.sum(0)) for _, lost, came in scores), strict=True)
     missed, offered = (np.concatenate(of)[None] for of in blocks)
@@ -400,7 +407,7 @@ def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
 
 
 def own_count(system: str) -> bool:
-    """Tell whether a system, as --systems takes it, sets its number of GPUs itself and ignores the number given."""
+    """Tell whether a system, as --systems takes it, sets its number of GPUs itself and ignores that of its spec."""
     return hasattr(Setup(from_dict(asked_system(system))).make_policy, "gpus_needed")
 
 

@@ -1,7 +1,7 @@
-"""The answer of `bench size` on disk: a table of what was tried, with the question and the answer in its facts.
+"""The answer of `bench size` on disk: a table of the numbers of GPUs that were tried, with the question as metadata.
 
-It lies in a folder of its own beside the runs (`record.SIZE`), named by the trace and a hash of the question. A figure,
-a page and `bench explain` are made from it.
+The metadata also has the answer. The folder of the table is next to the runs (`record.SIZE`); its name has the trace
+and a hash of the question. A figure, a page and `bench explain` are made from the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.study.sized import Best, Question, Sized, Tried
 
 
 class Words(NamedTuple):
-    """An answer in words, as it is printed and stored."""
+    """An answer in words, as it is printed and stored: a sentence, the setting, the table and further facts."""
 
     sentence: str
     setting: str

@@ -1,7 +1,7 @@
-"""Reasons why fewer GPUs than the answer of `bench size` do not hold the target, and changes with which they do.
+"""Reasons why fewer GPUs than the answer of `bench size` do not meet the target, and changes with which they do.
 
-The resource that binds is the main cause of a miss (rows/causes.py), counted by model and hour of the window. Then a
-few changes are run on the same GPUs. Only a change that its run confirms is advised.
+The main cause of each miss (rows/causes.py) is a resource. Misses are counted by this resource, by model and by hour of
+the window. Then a few changes are run on the same GPUs. A change is advised only if its run confirms it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Why:
-    """A number of GPUs on which a strategy fails: the reasons, and the changes that were run."""
+    """A number of GPUs on which a strategy fails: the reasons, and the changes that were tried."""
 
     kept: Kept
     tried: Tried
@@ -59,19 +59,19 @@ class Why:
 
     @property
     def total(self) -> Hour:
-        """All models together: requests, misses, and misses by the resource that binds."""
+        """All models together: requests, misses, and misses by the resource that causes them."""
         return total(self.models)
 
     @property
     def first(self) -> str:
-        """The resource that binds in most misses. If the models do not fit, it is weights or KV memory."""
+        """The resource that causes most misses. If the models do not fit, it is weights or KV memory."""
         if self.tried.unfit:
             return "weights" if self.weights_bytes > self.memory_bytes else "KV"
         return self.total.first or "compute"
 
     @property
     def cheapest(self) -> Change | None:
-        """The first change that holds the target; one that keeps the SLO comes before one that does not."""
+        """The first change that meets the target, or None; those with the same SLO precede those with a longer SLO."""
         target = self.kept.asked.target
         holding = [change for change in self.changes if change.verdict and change.verdict.holds(target)]
         return min(holding, key=lambda change: change.looser, default=None)
@@ -102,8 +102,8 @@ def why(
 def _failing(kept: Kept, system: str | None) -> Tried:
     """Return the trial of a strategy on the largest number of GPUs below its answer.
 
-    The strategy is `system`, or else the best one. If there is neither, it is the trial whose worst model has the
-    highest attainment. Raises UserError for an unknown system, and if no trial lies below the answer.
+    The strategy is `system`, or else the best one. If there is neither, return the trial in which the worst model has
+    the highest attainment. Raises UserError for an unknown system, and if no trial is below the answer.
     """
     labels = list(dict.fromkeys(row.label for row in kept.tried))
     if system is not None and system not in labels:
@@ -126,7 +126,10 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 
 
 def _changes(reason: Why, work: SizeSearch) -> list[Change]:
-    """Return the changes to try on the same GPUs: strategies that suit what binds, a larger degree, a longer SLO."""
+    """Return the changes to try on the same GPUs.
+
+    They are strategies that suit the resource behind most misses, a larger degree of the worst model, and a longer SLO.
+    """
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
     done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
@@ -160,9 +163,9 @@ def scaled(rule: str, times: float) -> str:
 
 
 def _longer(tried: Tried, work: SizeSearch) -> float | None:
-    """Return the smallest factor in LONGER by which the SLO must grow for the stored runs to hold the target.
+    """Return the smallest factor in LONGER by which the SLO must be longer for the stored runs to meet the target.
 
-    It is None if no factor suffices, or for an SLO rule by class.
+    It is None if no factor suffices, or if the SLO is by class.
     """
     asked = work.asked
     for times in () if asked.rule.startswith("classes:") else LONGER:
@@ -174,9 +177,9 @@ def _longer(tried: Tried, work: SizeSearch) -> float | None:
 
 
 def _run(change: Change, tried: Tried, work: SizeSearch) -> Change:
-    """Run a change in all windows, and return it with its verdict.
+    """Run a change in all windows, and return the change with its outcome.
 
-    A system that sets its own number of GPUs is not run, and has no verdict.
+    A system that sets its number of GPUs itself is not run, and has no outcome.
     """
     begun = perf_counter()
     asked = replace(change.asked, systems=(change.system,), kinds=(tried.gpu,), growth=())

@@ -1,4 +1,4 @@
-"""A question of size and its answer: the verdict on each number of GPUs on which a strategy was tried."""
+"""A question of size and its answer: the outcome of each strategy on each number of GPUs that was tried."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Criterion = Literal["each", "pooled"]
 class Question:
     """A question of size: the models and their traffic, the GPUs and strategies to try, and the SLO target.
 
-    Raises UserError for spares or nodes of a mix of kinds.
+    Raises UserError for spare GPUs, or nodes of several GPUs, with a mix of kinds of GPU.
     """
 
     setting: Mapping[str, Any]  # fields of a spec: trace, models, served ...
@@ -73,9 +73,10 @@ class Question:
         growth: Iterable[float],
         **more: Any,
     ) -> Question:
-        """Make a question from kinds and prices as users name them. `definition` None stands for that of the rule.
+        """Make a question from kinds and prices as users name them.
 
-        Raises UserError for an unknown kind, and for a price that is not a number above 0.
+        If `definition` is None, it is that of the SLO rule. Raises UserError for an unknown kind, and for a price that
+        is not a number above 0.
         """
         kinds = dict.fromkeys(mix.canonical(kind, gpu_kind) for kind in kinds)
         usd = prices({gpu_kind(kind): text for kind, text in price.items()})
@@ -92,22 +93,22 @@ class Question:
 
     @cached_property
     def bounds(self) -> set[str]:
-        """Labels that are never recommended: `unshared`, and `dedicated` if there are other strategies."""
+        """Labels of strategies that are never recommended: `unshared`, and `dedicated` if there are others."""
         of = {label: str(asked_system(text)["system"]) for label, text in named(self.systems).items()}
         never = {UNSHARED, DEDICATED} if set(of.values()) - {UNSHARED, DEDICATED} else {UNSHARED}
         return {label for label, name in of.items() if name in never}
 
     def bought(self, gpus: int) -> int:
-        """Return the number of GPUs to buy if `gpus` are needed: `gpus` and the spares, rounded up to whole nodes."""
+        """Return the number of GPUs to buy if `gpus` are needed: `gpus` plus the spares, rounded up to whole nodes."""
         return self.node * math.ceil((gpus + self.spare) / self.node)
 
     def usd_hour(self, kind: str, gpus: int) -> float | None:
-        """Return the price in USD an hour of the GPUs to buy if `gpus` are needed; None if a kind has no price."""
+        """Return the price in USD an hour of all GPUs to buy if `gpus` are needed; None if a kind has no price."""
         return usd_hour(self.prices, kind, self.bought(gpus))
 
 
 class Best(NamedTuple):
-    """The cheapest strategy on which every model holds the target."""
+    """The cheapest strategy with which every model meets the target."""
 
     gpu: str
     system: str
@@ -131,24 +132,24 @@ class Outcome:
     runs: tuple[Path, ...] = field(default=(), compare=False)
 
     def holds(self, target: float, by: Criterion = "each") -> bool:
-        """Tell whether the target holds in every view, for each model or for all requests pooled (`by`)."""
+        """Tell whether the target is met in every view, by each model or by all requests together (`by`)."""
         if self.least is None:
             return False
         return not self.failing(target) if by == "each" else self.least.mean >= target
 
     def failing(self, target: float) -> tuple[str, ...]:
-        """Return the models below the target in some view."""
+        """Return the models whose attainment is below the target in some view."""
         every = chain.from_iterable(met.models.items() for met in self.views.values())
         return tuple(dict.fromkeys(name for name, of in every if of.missed > allowed(target, of.offered)))
 
     @property
     def least(self) -> Estimate | None:
-        """The pooled attainment in the view where it is lowest; None if the strategy could not run."""
+        """The attainment of all requests together in the view where it is lowest; None if the strategy did not run."""
         return min((met.share for met in self.views.values()), key=lambda share: share.mean, default=None)
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The model with the least attainment in any view."""
+        """The model with the lowest attainment in any view, and this attainment."""
         worst = [(of.met, name) for met in self.views.values() for name, of in met.models.items()]
         share, name = min(worst, default=(0.0, "-"))
         return name, share
@@ -173,7 +174,7 @@ class Tried(NamedTuple):
 
 @dataclass
 class Curve:
-    """The known verdicts on a strategy on a kind of GPU."""
+    """The outcomes of a strategy on the numbers of GPUs that were tried, all of one kind."""
 
     kind: str
     system: str
@@ -181,12 +182,12 @@ class Curve:
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
-        """Return the smallest count from which on all counts tried hold the target; None if there is none."""
+        """Return the smallest count tried that, like all larger ones, meets the target; None if there is none."""
         most_first = sorted(self.tried, reverse=True)
         return min(takewhile(lambda gpus: self.tried[gpus].holds(target, by), most_first), default=None)
 
     def below(self, gpus: int) -> Outcome | None:
-        """Return the outcome on the largest count below `gpus`; None if there is none."""
+        """Return the outcome on the largest count tried below `gpus`; None if there is no such count."""
         lower = [n for n in self.tried if n < gpus]
         return self.tried[max(lower)] if lower else None
 
@@ -194,7 +195,7 @@ class Curve:
     def flat(self) -> tuple[Outcome, Outcome] | None:
         """The outcomes on the two largest counts that ran, if more GPUs do not help; else None.
 
-        They do not help if the attainment of the worst model is no higher on the larger count.
+        More GPUs do not help if the attainment of the worst model is no higher on the larger count.
         """
         ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:
@@ -250,17 +251,20 @@ class Sized:
 
     @property
     def failed(self) -> bool:
-        """True if a number of GPUs below the answer failed, or if there is no answer. `bench explain` then says why."""
+        """True if a number of GPUs below the answer failed, or if there is no answer.
+
+        `bench explain` then gives the reasons.
+        """
         return self.best is None or self.curves[self.best[:2]].below(self.best.gpus) is not None
 
     @property
     def tried(self) -> list[Tried]:
-        """Every count that was tried."""
+        """The outcomes on all numbers of GPUs that were tried."""
         return [curve.row(self.asked, n) for curve in self.curves.values() for n in sorted(curve.tried)]
 
 
 def allowed(target: float, offered: float) -> int:
-    """Return how many of `offered` requests may miss their SLO under a target."""
+    """Return how many of `offered` requests may miss their SLO if the share `target` must meet it."""
     return math.ceil((1.0 - target) * offered - NEVER)
 
 
@@ -270,9 +274,9 @@ def gpu_kind(name: str) -> str:
 
 
 def located(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a setting that have a value, with absolute paths of files.
+    """Return the keys of a setting that have a value, with paths of files made absolute.
 
-    A stored question is then the same from any working directory.
+    A stored question then has the same meaning from any working directory.
     """
     given = {key: value for key, value in setting.items() if value is not None}
     files = [key for key in ("trace", "models", "table") if str(given.get(key, "")).endswith(FILES[key])]

@@ -1,10 +1,10 @@
-"""A study as data: systems under conditions, the sampling of each curve, and the claims of a paper.
+"""A study as data: systems under conditions, the choice of each curve's points, and the claims of a paper.
 
-`studies/NAME.toml` is `bench study NAME`; a file of the same form is a study of one's own. Comparisons, figures of
-papers, fleets, bridges, regimes and ablations are all studies:
+`studies/NAME.toml` is the study that `bench study NAME` runs; users may write files of the same form. Comparisons,
+figures of papers, fleets, bridges, regimes and ablations are all studies:
 
-    condition   changes to the common spec, and systems that stand for others
-    panel       a condition at one value of each field that it varies: what its curves share
+    condition   changes to the common spec, and other systems under the names of the study's systems
+    panel       a condition with one value of each field that it varies; the curves of a panel share these values
     curve       attainment of a system in a panel over x, the field `along`
     sample      the choice of a curve's x: all given, around a knee, by bisection, or by bracketing
 """
@@ -52,9 +52,9 @@ class Sample:
     """The rule by which the x of curves are chosen.
 
     fixed    the x that are given
-    knee     doubled (or halved) until attainment falls, by the first seed; then a grid around the knee, by all seeds
+    knee     doubled (or halved) x until attainment falls, by the first seed; then a grid around the knee, by all seeds
     bisect   the x that are given, then x near the crossing of the level, until there are `points`
-    bracket  whole numbers between the least and the most given, until the fewest that hold the level are known
+    bracket  whole numbers between the least and the most given, until the fewest that reach the level are known
     """
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"  # one of the four above
@@ -68,7 +68,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The extent of the runs."""
+    """The extent of the runs, such as the numbers of seeds and points, windows and budget."""
 
     seeds: Count = 5  # runs of each point
     points: Natural = 0  # instead of the sample's
@@ -80,7 +80,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition of a comparison: changes to the common setting, and x."""
+    """A condition of a study: changes to the common setting, and the x of its curves."""
 
     name: str  # unique in the study
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of a spec, rate_rps and slo_scale
@@ -103,29 +103,29 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement of a paper, or a ratio that a study shows whatever its papers say.
+    """A statement of a paper, or a ratio that a study shows even if its papers do not state it.
 
-    crossing    where `system` crosses the level along x
-    ratio       crossing of `system` over that of `over`; along SLO scales it says how many times shorter an SLO
-                `system` holds
-    fewest      the smallest whole x that holds the level; with `over`, the ratio of this x to that of `over`
+    crossing    x at which the attainment of `system` crosses the level
+    ratio       crossing of `system` over that of `over`; along SLO scales it is how many times shorter the SLO is that
+                `system` meets
+    fewest      the smallest whole x that reaches the level; with `over`, the ratio of this x to that of `over`
     difference  attainment of `system` minus that of `over`, in shares of 1, for the model that loses most
     value       seconds that `system` takes to load a model of `shape` on `tp` GPUs; needs no run
     measure     a column of the study's `measures` (columns.py) in the system's runs. With `over`, the ratio of this
                 column to that in the runs of `over`, or their difference if even = 0. Each panel has a verdict. If its
                 trace draws from a law of lengths, the verdict is about that law. With `most` there is one verdict, on
-                the greatest value over all panels, seed by seed. The measure "held_rps" is the highest rate of the
-                traces' most popular stream at which the share `within` reaches the study's level. Without `measure`,
-                the study has no number for the claim
+                the greatest value over all panels, for each seed. The measure "held_rps" is the highest rate of the
+                traces' most popular stream at which the share `within` is at least the study's level. Without
+                `measure`, the study has no number for the claim
 
-    `system` and `over` may be several names. Names joined by " and " are all part of the statement. Names joined by
-    " or " are readings of what the paper leaves open, and the statement has the class that all of them give it. For
-    example, "a or b and c" is about c and either a or b. "best static" is every static partition of the study; as
+    `system` and `over` may be several names. Names joined by "and" are all part of the statement. Names joined by "or"
+    are readings: options that the paper leaves open. The statement has the class that all its readings share. For
+    example, "a or b and c" is about c and either a or b. "best static" is every static partition of the study; in
     `over` it is the best of these.
 
-    `paper` is a number, two numbers between which it lies, or a word: `reached` and `never` (of the level, anywhere
-    along x), `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`). It is None if the paper
-    states nothing. rule.py has the rule that turns it into the class of the claim.
+    `paper` is a number, two numbers (a range), or a word. The words are `reached` and `never` (of the level, anywhere
+    along x), `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (compared with `even`). It is None if the
+    paper states nothing. rule.py has the rule that gives the claim its class.
     """
 
     what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]  # one of those above
@@ -158,13 +158,13 @@ class Claim:
 
     @property
     def label(self) -> str:
-        """The name of the claim's systems in tables."""
+        """The name of the claim's systems for use in tables."""
         return f"{self.system} / {self.over}" if self.over else self.system
 
 
 @dataclass(frozen=True)
 class Study:
-    """Conditions and systems side by side; the first system is the study's own."""
+    """Conditions, and systems to compare under each; the first system is the subject of the study."""
 
     name: str
     systems: Mapping[str, str]  # keyed by the name in tables: as --systems takes them
@@ -204,16 +204,16 @@ class Study:
     # -------------------------------------------------------------- parts of it
 
     def scope(self, full: bool) -> Scope:
-        """Return the scope of the runs, with --full or without."""
+        """Return the extent of the runs: that of --full if `full`, else the usual one."""
         return self.full if full and self.full else self.quick
 
     @cached_property
     def first(self) -> str:
-        """The study's own system."""
+        """The subject of the study: its first system."""
         return next(iter(self.systems))
 
     def of(self, full: bool) -> Study:
-        """Return the study as it is run, with all conditions and systems for --full."""
+        """Return the study to run; with `full`, it has the conditions and systems that only --full runs."""
         if full:
             return replace(self, systems={**self.systems, **named(self.more)})
         return replace(self.restricted(c for c in self.condition if not c.extra), more=())
@@ -242,9 +242,10 @@ class Study:
         precision: float | None = None,
         budget: int | None = None,
     ) -> Study:
-        """Return the study with a part of its conditions, or other systems, traces, models, seeds, precision or budget.
+        """Return the study with only the conditions `names`, or with other systems, traces, models or run limits.
 
-        If a condition varies its models, `models` must be some of these. Raises UserError for an unknown name.
+        The run limits are seeds, precision and budget. If the conditions of the study vary their models, `models` must
+        be some of these. Raises UserError for an unknown name.
         """
         refuse_unknown(f"{self.name} has no condition", names or (), [condition.name for condition in self.condition])
         study = self if names is None else self.restricted(c for c in self.condition if c.name in names)
@@ -269,14 +270,15 @@ class Study:
         return replace(self, systems=systems, condition=conditions, more=())
 
     def of_traces(self, traces: Sequence[str]) -> Study:
-        """Return the study on other traces. Each trace has a column of panels."""
+        """Return the study on other traces. Its figure has a column of panels for each trace."""
         plain = self._without("trace")
         return replace(plain, vary={"trace": tuple(traces), **plain.vary}, titles=())
 
     def of_models(self, models: Sequence[str]) -> Study:
-        """Return the study with other model sets if it has only one, else with only these of its model sets.
+        """Return the study with other model sets.
 
-        In the second case, raises UserError for a model set that the study does not have.
+        If the study has several model sets, `models` must be some of these; only their panels remain. Raises UserError
+        for any other model set then.
         """
         sets = dict.fromkeys(name for condition in self.condition for name in self.sets(condition))
         if len(sets) < 2:
@@ -290,7 +292,7 @@ class Study:
         return replace(part, vary={key: value for key, value in self.vary.items() if key != "models"})
 
     def _of_sets(self, condition: Condition, sets: tuple[str, ...]) -> Condition:
-        """Return a condition with a part of its model sets."""
+        """Return a condition with only some of its model sets."""
         if self.axis(condition) == "models":
             return replace(condition, at=sets, full=())
         if "models" in self.varied(condition):
@@ -298,7 +300,7 @@ class Study:
         return condition
 
     def _without(self, field_: str) -> Study:
-        """Return the study with one field removed from its specs and from the fields that conditions vary."""
+        """Return the study without one field, in specs and among the fields that conditions vary."""
 
         def plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in mapping.items() if key != field_}
@@ -307,7 +309,7 @@ class Study:
         return replace(self, spec=plain(self.spec), vary=plain(self.vary), condition=conditions)
 
     def restricted(self, conditions: Iterable[Condition]) -> Study:
-        """Return the study with these conditions, and the claims that are about some of them."""
+        """Return the study with these conditions alone, and the claims that are about some of them."""
         conditions_ = tuple(conditions)
         names = {condition.name for condition in conditions_}
         claims = tuple(c for c in self.claim if c.on.get("condition") is None or c.on["condition"] in names)
@@ -318,8 +320,8 @@ class Study:
     def steps(self) -> tuple[Condition, ...]:
         """Return the conditions to measure.
 
-        For a cumulative study, these are the start, then the steps added up, then each step alone. Before a step with a
-        band comes the same step at the other end of the band.
+        A cumulative study has the start, then conditions that apply the steps up to each step, then each step alone. A
+        step may have a band: other values of its fields. The same step with these values then comes first.
         """
         if not self.cumulative:
             return self.condition
@@ -336,19 +338,19 @@ class Study:
         return replace(self.condition[k], spec=spec, systems=systems, band=band, kind="cumulative")
 
     def axis(self, condition: Condition) -> str:
-        """Return the field of specs that is along x."""
+        """Return the field of specs whose values are x."""
         return condition.along or self.along
 
     def along_x(self, condition: Condition, full: bool = False) -> tuple[Any, ...]:
-        """Return the x that are given for a condition, without rates in req/s (`at_rps`).
+        """Return the x that are given for a condition; rates in req/s (`at_rps`) are not included.
 
-        With `full`, the x that only --full runs are among them.
+        With `full`, the x that only --full runs are included.
         """
         given = (*(condition.at or self.at), *(condition.full if full else ()))
         return given if self.axis(condition) == "models" else tuple(sorted({float(x) for x in given}))
 
     def varied(self, condition: Condition) -> dict[str, tuple[Any, ...]]:
-        """Return the fields that a condition varies, a panel for each combination."""
+        """Return the fields that a condition varies, with their values; each combination is a panel."""
         return {**self.vary, **condition.vary}
 
     def sets(self, condition: Condition) -> tuple[str, ...]:
@@ -363,11 +365,14 @@ class Study:
         return tuple(name for name in self.systems if name in (condition.among or self.systems))
 
     def settings(self, condition: Condition) -> dict[str, Any]:
-        """Return the common setting with a condition's changes: fields of a spec, and BESIDE."""
+        """Return the common setting with a condition's changes.
+
+        Its keys are fields of a spec, and the keys in BESIDE, which are no fields of a spec.
+        """
         return {**self.spec, **condition.spec}
 
     def spec_of(self, condition: Condition, name: str) -> Spec:
-        """Return the spec of a system under a condition; the varied fields, x and the seed are still to be set.
+        """Return the spec of a system under a condition; the varied fields, x and the seed are set later.
 
         An A/A copy has the spec of its system, but other seeds.
         """
@@ -386,9 +391,9 @@ class Study:
 
 
 def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
-    """Return the claim with the changes of one item of further evidence.
+    """Return a claim with the changes of one item of its further evidence.
 
-    These changes are another `system`, `over` or `definition`, and further facts of the panels that it is about.
+    These are another `system`, `over` or `definition`, and facts that choose its panels.
     """
     changes: dict[str, Any] = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
@@ -401,7 +406,7 @@ def systems_of(text: str) -> list[list[str]]:
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:
-    """Return systems by their label in tables, from texts as --systems takes them.
+    """Return systems keyed by their label in tables, from texts as --systems takes them.
 
     Raises UserError for a system that is listed twice.
     """
@@ -423,7 +428,7 @@ def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> N
 
 @contextmanager
 def mistakes_in(where: str) -> Iterator[None]:
-    """Put `where` before the message of any UserError that the block raises."""
+    """Prefix the message of any UserError that the block raises with `where`."""
     try:
         yield
     except UserError as error:
@@ -431,7 +436,7 @@ def mistakes_in(where: str) -> Iterator[None]:
 
 
 def _ends(step: Condition) -> Iterator[Condition]:
-    """Yield a condition; if it has a band, yield the condition at the other end of the band first."""
+    """Yield a condition; if it has a band (other values of its fields), first yield the condition with these values."""
     if step.band:
         fields = ", ".join(f"{key} {value}" for key, value in step.band.items())
         yield replace(step, name=f"{step.name}; {fields}", spec={**step.spec, **step.band}, other_end=True)
@@ -445,7 +450,7 @@ HALF_OCTAVE = 2.0**0.5
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The range of a search: the level, the x given, the least and the most x, and the runs that a point takes."""
+    """The limits of a search: the level, the given x, the least and the most x, and the runs per point."""
 
     level: float
     given: tuple[float, ...]
@@ -455,5 +460,5 @@ class Range:
 
 
 def rounded(x: float, digits: int = 6) -> float:
-    """Round a number to the few digits that specs have."""
+    """Round a number to the significant digits that specs have."""
     return float(f"{x:.{digits}g}")

@@ -1,4 +1,4 @@
-"""A scored sweep at its most telling rate: an estimate for each system and column."""
+"""A scored sweep at one rate, the highest at which a contestant meets the level: an estimate by system and column."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs with a prefix cache, or (0
 
 
 class Column(NamedTuple):
-    """A column: its measure, its heading, and whether more is better (None: neither)."""
+    """A column of a summary: its measure, its heading, and whether more is better (None: neither)."""
 
     key: str
     group: str
@@ -38,9 +38,9 @@ class Column(NamedTuple):
 
     @property
     def style(self) -> Style:
-        """The style of the column's numbers, without units.
+        """The number format of the column, without units.
 
-        Shares and counts are rounded to fixed decimals, other numbers to significant digits.
+        Shares and counts have fixed decimals, other numbers significant digits.
         """
         return Style(decimals={"%": 1, "": 0}.get(self.unit))
 
@@ -51,12 +51,12 @@ def levels(level: float) -> tuple[float, ...]:
 
 
 def rate_key(level: float) -> str:
-    """Return the key of the column with the rates at a level: `rate_99`."""
+    """Return the key of the column with the rates at a level, such as `rate_99`."""
     return f"rate_{100 * level:g}"
 
 
 def columns(definition: str, level: float) -> tuple[Column, ...]:
-    """Return the columns of a comparison whose headline is this definition of attainment, at this level."""
+    """Return the columns of a comparison; the first are about attainment by `definition` and the rate at `level`."""
     at, *others = (f"{100 * each:g} %" for each in levels(level))
     crosses, rates = f"req/s at {at}", levels(level)
     share = f"SLOs met ({definition}) %"
@@ -96,7 +96,7 @@ def columns(definition: str, level: float) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SystemSummary:
-    """One system at the shown rate; values in the columns' units, None where there is none."""
+    """One system at the rate of the summary; values in the columns' units, None where a value is missing."""
 
     label: str
     gpus: int
@@ -111,25 +111,25 @@ class SystemSummary:
     def judged(self) -> bool:
         """Tell whether the system counts in sentences and best values.
 
-        It counts if it contends, and if all of its runs ran and are valid.
+        It counts if it is a contestant, and if all of its runs fit and are valid.
         """
         return not (self.control or self.infeasible or self.invalid)
 
     @property
     def flat(self) -> bool:
-        """Tell whether the system's curve is flat where it crosses the level: its misses hardly grow with the rate."""
+        """Tell whether the system's misses hardly grow with the rate where its attainment crosses the level."""
         steep = self.values.get("slope")
         return steep is not None and steep.high is not None and steep.high < pooled.STEEP
 
     def mean(self, key: str) -> float:
-        """Return the system's mean in a column; -inf where there is no value, which sorts last."""
+        """Return the system's mean in a column; -inf if the value is missing, so that it sorts last."""
         e = self.values[key]
         return -math.inf if e is None else e.mean
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of a sweep: systems at one rate, with their crossings over all rates."""
+    """The summary of a sweep: values of systems at one rate, and their crossings over all rates."""
 
     rate_scale: float
     offered_rps: float
@@ -142,7 +142,7 @@ class Summary:
     halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay each half of a real trace, which is no random draw
 
     def name(self, system: SystemSummary) -> str:
-        """Return the label, with the number of GPUs if most systems have another number: `dedicated (8 GPUs)`.
+        """Return the system's label; `dedicated (8 GPUs)` if its number of GPUs differs from that of most systems.
 
         Marks are added if the system does not fit, is invalid, is unchecked, or is checked in part. MARK is added if
         all requests of some model miss their SLO even at the lowest rate.
@@ -153,14 +153,14 @@ class Summary:
 
     @property
     def marked(self) -> list[str]:
-        """A line that explains MARK and lists the systems that have it; empty if no system has it."""
+        """A line that explains MARK and lists the systems with it; empty if no system has it."""
         unserved = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
         return [f"{MARK} {', '.join(unserved)} at the lowest rate that ran"] if unserved else []
 
     def best(self, column: Column) -> set[str]:
         """Return the labels of the contestants with the best value of a column.
 
-        It is empty if no value of the column counts as better, or if all values are equal.
+        The result is empty if neither high nor low values of the column are better, or if all values are equal.
         """
         values = {s.label: s.mean(column.key) for s in self.systems if s.judged and s.values[column.key] is not None}
         if column.more is None or len(set(values.values())) < 2:
@@ -169,10 +169,10 @@ class Summary:
         return {label for label, value in values.items() if value == top}
 
     def decided(self, column: Column) -> set[str]:
-        """Return the label with the best value of a column, if this value is decided.
+        """Return the label of the contestant with the best value of a column, as a set; empty if it is not decided.
 
-        It is decided if its interval lies apart from the intervals of all other contestants. Without intervals nothing
-        is decided.
+        The best value is decided if its interval does not overlap the interval of any other contestant. It is not
+        decided if an interval is missing.
         """
         best = self.best(column)
         values = {s.label: e for s in self.systems if s.judged and (e := s.values[column.key]) is not None}
@@ -198,14 +198,14 @@ def summarize(
     bound: Mapping[str, Any] | None = None,
     subject: str = "",
 ) -> Summary:
-    """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
+    """Summarise a sweep at the highest rate at which a contestant still meets `level`.
 
-    `order` lists the labels, and `controls` those that do not contend. If two or more contestants have the same number
-    of GPUs, systems on other numbers do not contend either (`contiguous` has one GPU a model). `checks` has the marks
-    of systems' files by label.
+    `order` lists the labels, and `controls` those that are not contestants. If two or more contestants have the same
+    number of GPUs, systems on other numbers are not contestants either (`contiguous` takes one GPU per model). `checks`
+    has the marks of systems' files by label.
 
     `halves` are the seeds that replay each half of a real trace. The halves are two case studies, so there are no
-    intervals. `bound` is that of run/bound.py: above its `rate_scale`, no policy attains `level` on its `gpus`.
+    intervals. `bound` is the result of run/bound.py: above its `rate_scale`, no policy attains `level` on its `gpus`.
     `subject` is the label that the answer is about; if it is empty, it is the first contestant.
     """
     wanted, panel = columns(definition, level), panel_of(table)
@@ -249,7 +249,7 @@ def summarize(
 
 
 def _of_bound(at: Estimate | None, above_rps: float) -> Estimate | None:
-    """Return a system's rate in % of the bound's rate."""
+    """Return a system's rate in % of the bound's rate, without an interval."""
     share = at and of_counts(replace(at, low=None, high=None), Estimate(above_rps, None, None, at.n))
     return share and share.times(100)
 
@@ -257,10 +257,10 @@ def _of_bound(at: Estimate | None, above_rps: float) -> Estimate | None:
 def _values(
     row: dict[str, Estimate | None], crossed: Sequence[Mapping[str, Estimate]], key: str
 ) -> dict[str, Estimate | None]:
-    """Return a system's values at the rate shown, and the rates at which it crosses the level (`key`).
+    """Return a system's values at one rate, and the rates at which it crosses the level (`key`).
 
-    The first item of `crossed` is for all runs. Any others are for the halves of a real trace; then no value has an
-    interval.
+    The first item of `crossed` is for all runs. Further items are for the halves of a real trace; if there are any, no
+    value has an interval.
     """
     whole, *halves = crossed
     values = row | dict(whole)
@@ -272,7 +272,7 @@ def _values(
 
 
 def _always(column: Column) -> bool:
-    """Tell whether a column is shown even where no system has a value."""
+    """Tell whether a column is shown even if no system has a value in it."""
     return bool(column.definition) and column.key not in OPTIONAL
 
 
@@ -284,14 +284,14 @@ class _Points:
     gpus: Mapping[str, int]
 
     def at(self, label: str, rate: float, name: str, over: str = "pooled") -> Estimate | None:
-        """Return the estimate of a point; None where it has no value."""
+        """Return an estimate of a system at a rate; None if it is missing or NaN."""
         e = self.estimates.get((label, rate, name, over))
         return None if e is None or math.isnan(e.mean) else e
 
     def row(self, label: str, rate: float, wanted: Sequence[Column]) -> dict[str, Estimate | None]:
-        """Return a system's estimates in the columns' units, at one rate.
+        """Return a system's estimates at one rate, in the columns' units.
 
-        Columns about the crossing of the level have None.
+        Columns about the crossing of the level are None.
         """
         values = ((c, self.at(label, rate, c.definition, c.over) if c.definition else None) for c in wanted)
         return {c.key: e and e.times(c.factor) for c, e in values}
@@ -299,7 +299,8 @@ class _Points:
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
         """Return the highest rate that all contestants ran and at which some contestant meets the level.
 
-        If there is none, return the lowest rate that all contestants ran.
+        If no such rate exists, return the lowest rate that all contestants ran. If the contestants share no rate, all
+        rates of the sweep are considered instead.
         """
         each = [{rate for label, rate, _, _ in self.estimates if label == name} for name in contend]
         rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})
@@ -331,8 +332,8 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
 def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
     """Return a system's rates at `level` and at the other usual levels, keyed by column.
 
-    Further columns are the worst model's rate, the slope at the crossing, the lowest rate that fails, and the dip. The
-    result is empty if there is a single rate.
+    The result also has the worst model's rate, the slope at the crossing, the lowest rate that fails, and the dip: how
+    far attainment falls below its fit, in %. It is empty if a single rate was run.
     """
     c = crossings.crossing(table, panel, label, definition, level)
     if c is None or len(panel["xs"]) < 2:
@@ -366,6 +367,6 @@ def panel_of(table: pa.Table) -> Panel:
 
 
 def scores(table: pa.Table, label: str, rate: float, definition: str) -> dict[int, float]:
-    """Return pooled attainment by seed at one rate."""
+    """Return the attainment of all requests together, by seed, at one rate."""
     curves = by_window.curves(table, label, definition, "rate_scale")
     return {seed: curve[rate] for seed, curve in curves.items() if rate in curve}

@@ -1,6 +1,6 @@
 """The table of a study (`record.SWEEP` in its folder): the scores of the runs at all of its points.
 
-It has the rows of `tidy` with two columns before them: the key of the panel (`condition`) and x.
+It has the rows of `tidy`. Two columns precede those of `tidy`: the key of the panel (`condition`) and x.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Key = tuple[str, str, str]  # a scored run's folder, system and SLO rule
 
 
 class Place(NamedTuple):
-    """The place of a run in the table, and the SLO that judges it there; one run may stand at many places."""
+    """The place of a run in the table, and the SLO that judges the run there; one run may have several places."""
 
     condition: str
     x: float
@@ -45,12 +45,12 @@ class Place(NamedTuple):
 
 
 def labels(rows: pa.Table) -> dict[str, str]:
-    """Return the system of each label."""
+    """Return the name of the system that each label in a table stands for."""
     return dict(zip(memo.column(rows, "label"), memo.column(rows, "system"), strict=True))
 
 
 def marks(rows: pa.Table) -> dict[str, str]:
-    """Return the mark of each label that has one: its system's file is unchecked, or checked in part."""
+    """Return the mark of each label whose system's file is unchecked or checked in part."""
     return {label: mark for label, name in labels(rows).items() if (mark := vetted.mark(name))}
 
 
@@ -90,7 +90,7 @@ class Scores:
     def add(self, places: Iterable[Place], teller: Teller) -> None:
         """Score the runs of those places that are not scored yet.
 
-        Worker processes do this if there are many such runs, or if workers are running already.
+        Worker processes score them if there are many such runs, or if workers are running already.
         """
         todo = {place.key: place for place in places if place.key not in self.known}.values()
         nearest = sorted(todo, key=lambda place: sweep.part_order(place.folder))
@@ -106,7 +106,7 @@ class Scores:
 
 
 def scores_of(place: Place, out: Path, study: Study) -> pa.Table:
-    """Score the run of a place, below `out`, as the table of a study shows it."""
+    """Score the run of a place, with the columns and rows that the table of a study shows."""
     folder = out / place.folder
     wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
     more = columns.values(folder, study.measures) if study.measures else ()
@@ -120,7 +120,7 @@ def scores_of(place: Place, out: Path, study: Study) -> pa.Table:
 
 
 def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
-    """Return a scored run's misses and offered requests; None where it could not run."""
+    """Return a scored run's misses and requests, by a definition of attainment; None if the models did not fit."""
     for name, word in (("definition", definition), ("over", "model")):
         scores = scores.filter(pc.equal(scores[name].cast(pa.string()), word))
     counts = [np.array(scores[name].to_pylist(), np.float64) for name in ("missed", "offered")]
@@ -128,7 +128,7 @@ def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
-    """Return the table of one run outside any study; it is stored beside the run, with the target that judged it."""
+    """Return the table of one run outside any study; it is stored with the run, and with the target that judged it."""
     spec = task.spec
     key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
     folder = out / f"{stem(spec.trace).partition('+')[0].replace('/', '-')}-{key}"

@@ -1,4 +1,4 @@
-"""The traffic of a question of size: the stretches of a trace that are replayed, and the tokens that its models get."""
+"""The traffic of a question of size: the stretches of a trace that are replayed, and the tokens sent to its models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = "whole log"  # the view of a log under two hours
 
 
 class View(NamedTuple):
-    """A stretch of the traffic that is replayed."""
+    """A stretch of a trace that is replayed."""
 
     name: str  # whole log, busiest hour
     trace: str
@@ -31,8 +31,8 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
     """Return the stretches of a trace to replay.
 
     A log of less than two hours is replayed half by half, each half planned from the other. Of a longer log, only the
-    second half is replayed. If the log is a file and longer than two hours, its busiest hour is a second stretch. For a
-    generator, the one stretch is `windows` windows that it draws.
+    second half is replayed. If the log is a file and longer than two hours, its busiest hour is a further stretch. For
+    a generator, the only stretch consists of the `windows` windows that it draws.
     """
     trace = load_trace(name)
     if trace.maker is not None:

@@ -1,17 +1,17 @@
 """Fair tuning: fields that papers leave open are drawn equally often for each system, never on evaluation seeds.
 
-    world   a trace, and how its streams are given to models
-    cell    a world, rate and seed; all draws of all systems share the cells
+    world   a trace, and the rule that assigns its streams to models
+    cell    a world, rate and seed; all draws of all systems run on the same cells
     held    share of the cells in which 99 % of requests meet both SLOs; figures compare systems by the same criterion
-    score   mean over cells of pooled attainment of TTFT and TPOT
+    score   mean over cells of the attainment of TTFT and TPOT, over all requests
     unit    a world and seed, over all rates; intervals count it once, since its rates share arrivals and assignment
-    regret  `held` of the draw that holds most cells, minus `held` of the defaults
+    regret  the highest `held` of any draw, minus `held` of the defaults
 
-Draws are stratified (Latin hypercube). For a number, each of n draws comes from another nth of its range, which is
-logarithmic if it exceeds a decade. For a choice, each value comes about equally often. Draw 0 is the defaults. The draw
-that holds most cells is chosen; ties go to the highest score, then to the first. If no draw holds any cell, the
-objective is out of reach. The system is then not tuned, its fields are those of the best score, and the record says so
-(`tuned`).
+Draws are stratified (Latin hypercube). For a number, the range is split into n equal parts, and each of n draws comes
+from another part. The parts are logarithmic if the range exceeds a decade. For a choice, each value comes about equally
+often. Draw 0 is the defaults. The draw with the highest `held` is chosen; ties go to the highest score, then to the
+first. If `held` is 0 for all draws, the objective cannot be reached. The system is then not tuned, its fields are those
+of the best score, and the record says so (`tuned`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Fields = Mapping[str, Option]
 
 
 class Draw(NamedTuple):
-    """Values of the tuned fields of a system, with their results."""
+    """Values of the tuned fields of a system, with the results of their runs."""
 
     fields: Fields
     held: float
@@ -84,7 +84,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The draws of a system in order, and the chosen one."""
+    """The draws of a system in order, and the index of the chosen draw."""
 
     system: str
     draws: tuple[Draw, ...]
@@ -92,12 +92,12 @@ class Tuned:
 
     @property
     def regret(self) -> float:
-        """The share of cells that the best draw holds, minus the share that the defaults (draw 0) hold."""
+        """The share of cells in which the best draw meets the objective, minus the share for the defaults (draw 0)."""
         return max(draw.held for draw in self.draws) - self.draws[0].held
 
     @property
     def tuned(self) -> bool:
-        """Tell whether some draw holds a cell; if none does, the score alone decided the choice."""
+        """Tell whether some draw meets the objective in a cell; if none does, the score alone decided the choice."""
         return any(draw.held > 0 for draw in self.draws)
 
 
@@ -110,7 +110,7 @@ def open_fields(name: str) -> dict[str, Domain]:
 
 
 def drawn(name: str, draws: int) -> list[dict[str, Option]]:
-    """Return the values to try in each draw, the defaults first; equal arguments give equal draws."""
+    """Return the values of the fields for each draw, the defaults first; equal arguments give equal draws."""
     import numpy as np
 
     rng = np.random.default_rng([TUNING_SEEDS[0], zlib.crc32(name.encode())])
@@ -125,7 +125,7 @@ def drawn(name: str, draws: int) -> list[dict[str, Option]]:
 
 
 def _value(domain: Domain, u: float) -> Option:
-    """Return the value of a domain at the quantile `u`, in [0, 1)."""
+    """Return the value of a field's domain at the quantile `u`, in [0, 1)."""
     if domain.choices:
         open_ = [choice for choice in domain.choices if choice not in domain.undrawn]
         return open_[int(u * len(open_))]
@@ -148,7 +148,7 @@ def tune(
     """Run every draw of each system in every cell, and choose a draw for each system.
 
     With `shard`, only the systems of that shard are tuned. Runs are stored in `out`, so that an interrupted tuning
-    resumes. Raises UserError for fewer than 2 draws, and for a system that fits with no draw on the number of GPUs.
+    resumes. Raises UserError for fewer than 2 draws, and for a system that fits the number of GPUs with no draw.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
@@ -190,14 +190,17 @@ def _tuned(
 
 
 def rounded(gains: Sequence[float]) -> Estimate:
-    """Return mean and interval, rounded as in the record, so that the choice can be derived from the record."""
+    """Return mean and interval, rounded as the record stores them, so that the choice follows from the record."""
     exact = interval(gains)
     low, high = (None if x is None else round(x, PLACES) for x in (exact.low, exact.high))
     return replace(exact, mean=round(exact.mean, PLACES), low=low, high=high)
 
 
 def choose(draws: Sequence[Draw]) -> int:
-    """Return the index of the draw that holds the most cells; ties go to the highest score, then to the first."""
+    """Return the index of the draw that meets the objective in most cells.
+
+    Ties go to the highest score, then to the first.
+    """
     return max(range(len(draws)), key=lambda k: (draws[k].held, draws[k].score, -k))
 
 

@@ -30,8 +30,8 @@ AS_IS = Setting("", "as it is", {})
 def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
     """Return the two systems of a comparison with the highest rates at its level.
 
-    If some system has no such rate, the order is by attainment. Names in `silent` do not contend, unless only two
-    systems are compared. Raises UserError if fewer than two contend.
+    If some system has no such rate, the systems are ordered by attainment. Names in `silent` are not contestants,
+    unless only two systems are compared. Raises UserError for fewer than two contestants.
     """
     names, (definition,) = list(base.about.systems), base.about.definitions
     silent = silent if len(names) > 2 else ()
@@ -46,7 +46,7 @@ def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
 
 
 def telling(base: Measured, pair: tuple[str, str]) -> float:
-    """Return the rate of a comparison at which two systems differ most."""
+    """Return the rate of a comparison at which the attainment of two systems differs most."""
     (definition,) = base.about.definitions
 
     def apart(rate: float) -> float:
@@ -65,11 +65,10 @@ def sensitivity(
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Leads:
-    """Vary constants under the two leading systems of a comparison, and store the leads beside it.
+    """Vary constants for the two leading systems of a comparison, and store their leads next to the comparison.
 
     `only` limits this to some constants (None: all). The two systems are compared at the rate at which they differ
-    most. A change under which a model no longer fits a GPU is not run. Raises UserError if fewer than two systems
-    contend.
+    most. A change is not run if a model no longer fits a GPU under it. Raises UserError for fewer than two contestants.
     """
     pair = leading(base, silent)
     rate_scale = telling(base, pair)
@@ -103,7 +102,7 @@ def sensitivity(
 
 
 def varying(base: Measured, pair: tuple[str, str], rate_scale: float, changes: Sequence[Setting], spec: Spec) -> Study:
-    """Make the study of two systems of a comparison on the machine as it is, and under each change of it."""
+    """Make the study of two systems of a comparison with unchanged constants, and under each change of them."""
     conditions = (Condition(change.name, spec=change.fields(spec)) for change in (AS_IS, *changes))
     systems = {name: base.study.systems[name] for name in pair}
     return replace(
@@ -118,7 +117,7 @@ def varying(base: Measured, pair: tuple[str, str], rate_scale: float, changes: S
 
 
 def _misfit(every: Study, condition: Condition, rate_scale: float, base: Measured) -> str:
-    """Return the reason why a change leaves too little room for a model alone; empty if all models fit."""
+    """Return the reason why a model alone does not fit under a change; empty if all models fit."""
     try:
         for name in every.systems:
             resolve(base.target.spec(replace(every.spec_of(condition, name), rate_scale=rate_scale)))
@@ -130,7 +129,7 @@ def _misfit(every: Study, condition: Condition, rate_scale: float, base: Measure
 
 
 def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str, Any]]:
-    """Yield the lead of the first system on the machine as it is, and under each change that was run."""
+    """Yield the lead of the first system with unchanged constants, and under each change that was run."""
     by_name = {change.name: change for change in (AS_IS, *changes)}
     first, second = measured.about.systems
     definition = measured.about.definitions[0]
@@ -151,8 +150,8 @@ def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict
 def lead_of(rows: pa.Table, pair: tuple[str, str], definition: str) -> Estimate | None:
     """Estimate the lead of the first system of a pair at the one rate of a panel.
 
-    It is the difference of attainment, in shares of 1. A system without room attains 0, and the lead then has no
-    interval. None if neither system ran.
+    It is the difference of attainment, in shares of 1. A system that does not fit attains 0, and the lead then has no
+    interval. The result is None if neither system ran.
     """
     (x,) = rows["x"].unique().to_pylist()
     if (gap := crossings.difference(rows, "rate_scale", pair, definition, x)) is not None:
