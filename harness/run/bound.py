@@ -32,9 +32,10 @@ the following, which is true of every policy:
 6. *Prefixes.* If another request of the model has the same leading blocks of a prompt, these blocks cost no work and
    no memory. The other request may have left them in the cache, whichever of the two came first.
 7. *Noise.* A step's seconds are multiplied by a random factor of at least 1 - 2 sqrt(3) sigma (`cost.noise`, a sum of
-   four uniforms). A policy may put more work into steps whose factor is low, so the bound uses the least factor, not the
-   mean.
-8. *Alone.* A request cannot meet its SLO if its prompt, or its steps, exceed a limit even on idle GPUs at the best degree.
+   four uniforms). A policy may put more work into steps whose factor is low, so the bound uses the least factor, not
+   the mean.
+8. *Alone.* A request cannot meet its SLO if its prompt, or its steps, exceed a limit even on idle GPUs at the
+   best degree.
 
 All else costs nothing: gaps of the host, blocks and pages, loads of weights, links. A run without interference
 (`sharing=none`) or with unlimited memory may exceed the bound, because no real GPUs could execute it.
