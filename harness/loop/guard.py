@@ -1,6 +1,6 @@
 """Call a policy's code: its time is limited, its prints do not reach stdout, and exceptions become one line.
 
-Any mistake of a policy becomes a `Fault`, so that a caller can tell it from a mistake of the bench.
+Any error of a policy becomes a `Fault`, which callers can distinguish from an error of the bench.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as exceptions. This module imports nothing heavy, as the command line needs it from the start."""
+"""SIGINT and SIGTERM as exceptions. This module imports nothing heavy, because the command line imports it first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """The exception for SIGINT. It has its own class, as a plain KeyboardInterrupt can be raised by a policy."""
+    """The exception for SIGINT. It has its own class, because a policy can raise a plain KeyboardInterrupt."""
 
 
 class Terminated(Interrupted):
@@ -25,7 +25,7 @@ _CAME: set[int] = set()  # signals whose exceptions were raised within `terminab
 
 
 def came(*numbers: int) -> bool:
-    """Tell whether one of these signals came in this process since `terminable` began."""
+    """Tell whether this process has received one of these signals since `terminable` began."""
     return not _CAME.isdisjoint(numbers)
 
 

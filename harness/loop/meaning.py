@@ -1,8 +1,8 @@
 """The meaning of a source file as a digest, which is equal for files that differ only in words.
 
 In Python, words are comments, docstrings, annotations, lines that only a type checker reads, and names of local
-variables that are no parameters. Annotations in a class are not words, as they make fields. In TOML, words are comments
-and layout. For other files, the meaning is their bytes.
+variables that are not parameters. Annotations in a class are not words, because they declare fields. In TOML, words are
+comments and layout. For other files, the meaning is their bytes.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
 
 
 def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Replace the files of each rewrite by the files that it replaced, from which the hashes of stored runs were made.
+    """Undo rewrites in a set of (name, digest) pairs: replace the files of a rewrite by the files before it.
 
-    A rewrite is skipped unless `files` has all of its present files.
+    The hashes of stored runs were made from the files before. A rewrite is skipped unless `files` has all of its
+    present files.
     """
     for now, before in rewrites():
         if now <= files:

@@ -28,9 +28,9 @@ def user_cache() -> Path:
 
 
 class System(Protocol):
-    """A GPU-sharing strategy: it hears events and answers with actions; it has no clock, thread or GPU.
+    """A GPU-sharing strategy: it receives events and answers with actions; it has no clock, thread or GPU.
 
-    The values of the three fields depend on the preset, so they belong to the object.
+    The values of `hears`, `uses` and `options` depend on the preset, so each object has its own.
     """
 
     hears: frozenset[type]  # event types; action types whose successful Done is wanted

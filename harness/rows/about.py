@@ -43,7 +43,7 @@ class About:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> About:
-        """Take the facts of a footer. Raises Damaged if a fact without a default is missing."""
+        """Build the facts from those of a table's footer. Raises Damaged if a fact without a default is missing."""
         needed = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
         given: dict[str, Any] = {f.name: facts[f.name] for f in fields(cls) if f.name in {*needed, *facts}}
         return cls(**given | {key: tuple(x) for key, x in given.items() if isinstance(x, list)})

@@ -104,7 +104,7 @@ def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | No
 
 
 def _filled(sides: Sequence[Windows]) -> list[Windows]:
-    """Return the windows of models, with 0 missed of 0 offered where a model had no request in a run."""
+    """Return the models' windows. If a model had no request in a run, add 0 missed of 0 offered."""
     places = dict.fromkeys((seed, x) for side in sides for seed, curve in side.items() for x in curve)
     filled: list[Windows] = []
     for side in sides:
@@ -191,7 +191,7 @@ def _unfit(rows: pa.Table, system: str) -> list[float]:
 
 
 def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:
-    """Return a system's attainment by x, pooled over all windows; it is 0 where the models did not fit."""
+    """Return a system's attainment by x, pooled over all windows; 0 at each x where its models did not fit."""
     by_x = {x: Estimate(0.0, None, None, 1) for x in _unfit(rows, system)}
     if (c := counts(rows, axis, system, definition, over)) is None:
         return by_x

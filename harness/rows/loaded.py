@@ -1,7 +1,7 @@
-"""Runs as data frames (`from harness import load`): a row per run is read at once, requests only on demand.
+"""Runs as data frames (`from harness import load`): the table of runs is read immediately, requests only on demand.
 
 A comparison has millions of requests. So requests are read run by run, or scanned in their files. They become one frame
-only if it fits into a limit of memory.
+only if that frame fits into a memory limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCORED = ("label", "x", "seed", "attainment", "worst_model", "sweep")  # columns
 
 
 class Frames(NamedTuple):
-    """The runs of a folder, and their requests; `run` is a run's name in both."""
+    """The runs of a folder, and their requests; the column `run` has a run's name in both."""
 
     runs: pd.DataFrame
     """A row a run, once for each comparison that has it.

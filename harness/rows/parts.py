@@ -87,7 +87,7 @@ def find(run: Path) -> Path | None:
 
 
 def under(path: Path) -> list[Path]:
-    """List the paths of the runs in all parts under a folder: a results folder, or that of a study or shard."""
+    """List the paths of the runs in all parts under a folder, which may be the results, a study or a shard."""
     runs = set()
     for part in path.rglob("shard=*/*.parquet") if "=" not in path.name else path.rglob("*.parquet"):
         at = part.relative_to(path).parts

@@ -88,7 +88,7 @@ def worst(models: Sequence[Counts]) -> Counts:
 
 
 class Shares(NamedTuple):
-    """The pooled share of misses at each rate, with its interval: (rates) each."""
+    """The pooled share of misses at each rate, with its interval: three arrays (rates)."""
 
     share: Floats
     low: Floats

@@ -202,7 +202,7 @@ def cases(standings: Sequence[Standing]) -> Cases | None:
 
 
 class Claimed(NamedTuple):
-    """A ratio that a study claims, with the panel on which it claims it and the comparison there."""
+    """A claim of a study about a ratio, with a panel that it is about, and the comparison on that panel."""
 
     claim: Mapping[str, Any]  # as the study's facts have it
     panel: Panel

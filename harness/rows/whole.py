@@ -110,8 +110,8 @@ def _remove(nest: Path) -> None:
 def _into_place(nest: Path, path: Path) -> None:
     """Rename the new file or folder in `nest` to `path`, in place of an old one.
 
-    An old folder cannot be replaced in one step, so it is moved away first. For a moment `path` is absent; readers then
-    take its run as "to be run".
+    An old folder cannot be replaced in one step, so it is moved away first. For a moment `path` is absent; a reader
+    then finds that the run is yet to be executed.
     """
     for old in count():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -15,9 +15,10 @@ the following, which is true of every policy:
    its group. Attention on other GPUs has a GPU to itself, at the same price. Each piece of work costs at least the
    result of `costs.least`, for the degree and the kind of GPU with the least cost.
    The simulator solves the law in three sweeps. If duties are at least u, the presences that a sweep assumes are at
-   least z times those that it computes: z = u, then (1 - u) z + u, so 1 - (1 - u)^3 in the third. So the time of
-   GPUs is multiplied by 1 / z. For processes that take turns by time slices, it is multiplied by 1 / u^2. If a run
-   scales the slowdown that lanes cause each other by a factor below 1, the time is also divided by that factor.
+   least z times those that it computes. In the first sweep z = u, in each further one (1 - u) z + u, so 1 - (1 - u)^3
+   in the third. So the time of GPUs is multiplied by 1 / z. For processes that take turns by time slices, it is
+   multiplied by 1 / u^2. If a run scales the slowdown that lanes cause each other by a factor below 1, the time is also
+   divided by that factor.
 3. *Weights.* A token comes from a step of at most `batch_cap` members. These are requests of one model whose windows
    all contain one instant. So at most as many members of a step can meet their SLO as there are such windows, and the
    step reads the weights once for them. Members that miss their SLO only add work.

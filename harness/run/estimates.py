@@ -183,7 +183,7 @@ class Ahead:
             self._groups = Counter({key: n for key, n in self._groups.items() if self._specs[key].label != label})
 
     def left(self) -> Left:
-        """Return an estimate of the time left. It is computed anew only now and then, and when no run is left."""
+        """Return an estimate of the time left. It is updated from time to time, and when no run is left."""
         if (begun_s := time.monotonic()) >= self._next_s or not any(self._groups.values()):
             self._last = self._summed()
             now_s = time.monotonic()

@@ -98,7 +98,7 @@ def events(trace: Trace, stored: pa.Table) -> list[Event]:
 
 
 def lane(batch: Batch, phase: str) -> str:
-    """Return the name of a lane: its model, the tag of its batch if it is not the first, and its phase."""
+    """Return the name of a lane: its model, the tag of its batch unless that is the model's first, and its phase."""
     tag = f" batch {batch.tag}" if batch.tag else ""
     return f"{batch.inst.model}{tag} {phase}"
 

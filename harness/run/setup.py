@@ -59,7 +59,7 @@ class Failed(UserError):
 
 @contextmanager
 def blamed(spec: Spec) -> Iterator[None]:
-    """Turn a Fault of a spec's policy into Failed."""
+    """Turn a Fault that a spec's policy causes within the block into Failed."""
     try:
         yield
     except Fault as fault:

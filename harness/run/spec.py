@@ -1,11 +1,13 @@
-"""Specs: the description of a run as a value: system, machine, workload and numbers. Its hash is in the run's name.
+"""Specs: a spec describes a run by its system, machine, workload and numbers. Its hash is in the run's name.
 
 A `Spec` has plain values only. The code that looks up a system, trace or GPU checks whether it exists. `None` stands
 for "not decided yet" (the trace's whole span, the profile's noise, ...). In a resolved spec, only a few fields may be
 None. These are the preset, the cost table, a closed loop's window, the longest request, and a prefix cache if no ids
 are known. Memory of the card, of the process and of the host, and link rates may be None too. The machine's own values
-are then used. If a spec leaves open the tokens and sequences of a step and the share of the card, the host profile's
-release sets them (`engines/costs/servers.toml`). Results store the hashes of resolved specs only.
+are then used.
+
+If a spec leaves open the tokens and sequences of a step and the share of the card, the host profile's release sets them
+(`engines/costs/servers.toml`). Results store the hashes of resolved specs only.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _requests(setup: Setup) -> dict[str, int]:
 
 
 def stem(text: str) -> str:
-    """Return the name of a file without folder and ending; other names as they are."""
+    """Return the name of a file without folder and ending; return any other name unchanged."""
     return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 

@@ -1,4 +1,4 @@
-"""Receivers of progress: a terminal, or none."""
+"""Receivers of progress reports: a terminal, or one that shows nothing."""
 
 from __future__ import annotations
 
