@@ -64,7 +64,7 @@ class Partition(NamedTuple):
 
 
 def clean(into: Partition, results: Path) -> None:
-    """Remove what killed writers left in a partition."""
+    """Remove the temporary folders that killed writers left in the folders of a partition."""
     for folder in (into.folder(results), into.staged(results)):
         left.clean(folder)
 
@@ -160,7 +160,7 @@ def whole(part: Path, name: str) -> Facts:
 
 
 def rows(part: Path, name: str, schema: pa.Schema, columns: Iterable[str]) -> pa.Table:
-    """Read columns of a run's rows, of this schema. Raises Damaged, and FileNotFoundError."""
+    """Read these columns of a run's rows, with the types of `schema`. Raises Damaged, and FileNotFoundError."""
     stamp = _stamp(part)
     first, count = _about(part, *stamp)["groups"][name]
     wanted = pa.schema([schema.field(column) for column in columns])

@@ -343,7 +343,7 @@ class Pieces:
 def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
     """Read the rows of a run as `read` does; for a long run, return `Pieces`, which read the rows later.
 
-    A long run is read whole, too, if it has token times or is stored in a part.
+    Even a long run is read whole if it has token times or is stored in a part.
     """
     about, path = meta(folder), Path(folder) / ROWS
     if sum((about.get("counts") or {}).values()) <= spilled.MOST_HELD:

@@ -49,7 +49,8 @@ def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
     """Return the seconds with at least one request in the system, and the latest end of a request.
 
     The seconds are the length of the union of all [arrival, end]. `reach_s` is the latest end among the requests of
-    earlier calls. A request that never ended counts for the sum of its stored waits, which last until the run's end.
+    earlier calls. A request that never ended lasts as long as the sum of its stored waits, which reach to the run's
+    end.
     """
     end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
     order = np.argsort(rows.arrival_s, kind="stable")

@@ -6,10 +6,10 @@ some shared file systems and local on others. If two writers have equal bytes, b
 remains.
 
     machine   hash of host, boot and PID namespace: two pods on one host are two machines
-    dead      on this machine: not in its process table; on another: nothing in the folder changed for `AGE` in seconds
+    dead      on this machine: not in its process table; on another: nothing in the folder changed for the time in `AGE`
 
-`AGE` is an environment variable. Ages are differences of times that the file system assigned, so this machine's clock
-is not read.
+The environment variable named in `AGE` sets that time in seconds. Ages are differences of times that the file system
+assigned, so this machine's clock is not read.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def patient(path: Path, use: Callable[[Path], T]) -> T:
 def seen(path: Path) -> bool:
     """Wait until a file written by another machine is visible here; tell whether it came within the limit.
 
-    The environment variable `LATE` sets the limit in seconds; the default is `LATE_S`.
+    The limit is `LATE_S` seconds, unless the environment variable named in `LATE` sets another.
 
     If a file system caches each machine's view of a folder, a rename becomes visible late. Listing the folder makes the
     file system ask its server.

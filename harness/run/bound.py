@@ -132,7 +132,7 @@ class Prices(NamedTuple):
 def share(
     prices: Prices, jobs: Jobs, definition: str, window_s: float, end_s: float, sharing: Sharing = WHOLE
 ) -> Share:
-    """Return an upper bound on the share of offered requests that any policy can meet (see the module's docstring).
+    """Return an upper bound on the share of offered requests whose SLOs any policy can meet (module docstring).
 
     `definition` is one of BOUNDED; the limits of the SLO are those of the jobs. Raises ValueError for any other
     definition, and for closed loops, whose arrivals depend on the policy.

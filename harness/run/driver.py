@@ -1,7 +1,7 @@
 """The process that connects to a cluster: it takes batches from a pipe, and sends the workers' answers back.
 
-This is a process of its own, because Ray ends a process that is connected to it when the head node is gone. Its output
-goes to a file.
+This is a process of its own, because Ray ends its client's process when the head node is gone. Its output goes to a
+file.
 """
 
 from __future__ import annotations

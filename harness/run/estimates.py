@@ -94,9 +94,9 @@ class Costs:
     def cpu_s(self, spec: Spec) -> float:
         """Estimate the CPU seconds of a run from stored runs of its kind, or else from all runs of its system.
 
-        Within a kind, the cost per request is interpolated between rates. Otherwise it is the mean over the system's
-        runs. If the system has no stored run, its cost is that of the slowest other system or, if there is none, `1 /
-        REQUESTS_PER_S`.
+        The estimate is `RUN_S` plus a cost per request. Within a kind, the cost per request is interpolated between
+        rates. Otherwise it is the mean over the system's runs. For a system without stored runs, it is that of the
+        slowest other system. If no system has stored runs, one second covers `REQUESTS_PER_S` requests.
         """
         return RUN_S + requests_in(spec) * self._request_s(spec)
 
@@ -168,7 +168,7 @@ class Ahead:
         return [tasks[place] for place in (*early, *(p for p in range(len(tasks)) if p not in early))]
 
     def longest(self, tasks: Sequence[Task]) -> list[Task]:
-        """Sort tasks by estimated time, longest first, but keep the tasks that `order` moves to the front there."""
+        """Sort tasks by estimated time, longest first, but keep those at the front that `order` moves there."""
         return self.order(sorted(tasks, key=lambda task: -self._costs.cpu_s(task.spec)))
 
     def ended(self, task: Task, out: Path) -> None:
