@@ -1,1 +1,1 @@
-"""The loop between a system and an engine, the two protocols, and the recording of what passes between them."""
+"""The loop between a system and an engine, the interfaces of both, and records of what passes between them."""

@@ -1,7 +1,8 @@
-"""The interface of engines. Time passes in an engine: a simulator jumps, a GPU or a server waits.
+"""The interface of engines. An engine lets time pass: a simulator jumps to the next event, a GPU or a server waits.
 
-A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`. If
-it defines a dataclass `Fields`, a user may set these fields, which are declared and written as those of a system.
+An engine is a module or package in harness/engines that defines `make`. Its settings are `engines/machine.Config`. An
+engine may also define a dataclass `Fields`, whose fields users set. They are declared and written in the same way as
+the fields of a system.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ MAKES = re.compile(r"^def make\(", re.MULTILINE)
 
 
 class Engine(Protocol):
-    """The methods that `replay` calls on a simulator, a GPU or a server. Fields belong to the configured object.
+    """The methods that `replay` calls on an engine: a simulator, a GPU or a server.
 
-    The life of an engine: `make`, `ready`, `take`, the actions that answer "start" (`do`), `begin`, then `poll`, `do`,
-    `view` and `idle` until the run ends, `rows`, `stats`, `close`. An engine that was made may also be closed at once.
+    Each object has its own attributes, which depend on its settings.
+
+    Calls come in this order: `make`, `ready`, `take`, the actions that answer "start" (`do`), `begin`. Then `poll`,
+    `do`, `view` and `idle` repeat until the run ends; `rows`, `stats` and `close` come last. An engine may also be
+    closed right after `make`.
     """
 
     can: frozenset[str]  # the actions and fields that it carries out, as in `System.uses`; others it refuses
@@ -51,40 +55,41 @@ class Engine(Protocol):
     def ready(self) -> None:
         """Do what takes time or needs a device, before the first action: import, allocate memory, launch servers.
 
-        It is called once. Nothing is started and no device is touched before, because engines are also made to list
-        their abilities. Raises UserError if something is missing.
+        It is called once. Before this call the engine starts nothing and touches no device, because some callers make
+        an engine only to list its abilities. Raises UserError if something is missing.
         """
         ...
 
     def take(self, jobs: Jobs) -> None:
-        """Take over the workload. From now on only the engine has it, and reports no request before it is due."""
+        """Take over the workload; from now on only the engine knows it. Report each request only when it is due."""
         ...
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Start the clock at `Config.start_s`; let no time pass beyond `end_s`.
 
-        Actions done before are the policy's answer to "start": their Loads take no time and send no event. `hears` has
-        the types of events that the policy wants, and the types of actions whose successful end it wants to hear of.
-        `oracle` permits `View.oracle_tokens`.
+        Actions before this call are the policy's answer to "start": their Loads take no time and send no event. `hears`
+        has the types of events that the policy wants. It also has the types of actions whose successful end the policy
+        wants reported. `oracle` permits `View.oracle_tokens`.
         """
         ...
 
     def poll(self, until_s: float) -> Event | None:
         """Return the next event that is due by `until_s` and by the run's end, or None.
 
-        After None, the clock is at the earlier of these two times.
+        After None, the clock is at `until_s` or at the run's end, whichever is earlier.
 
-        After a refusal "not now", return `Freed` as soon as anything came free that the action may have lacked. It
-        comes once, before the other events of that instant, whether or not the policy hears it.
+        After a refusal "not now", return `Freed` as soon as any resource is free again that the refused action may have
+        lacked. `Freed` comes once, before the other events of that instant, even if the policy does not want this
+        event.
 
-        With a wall clock, the time may be past `until_s` by the rest of the step under way. If `until_s` is infinite,
-        no action comes before the next event. If nothing else can happen then, the first load or move that waits for
-        memory fails, at the time of the last event.
+        On a wall clock, the time may exceed `until_s` by the rest of the step that is being executed. If `until_s` is
+        infinite, no action comes before the next event. If nothing else can happen then, the first load or move that
+        waits for memory fails, at the time of the last event.
         """
         ...
 
     def do(self, action: Action) -> Done | None:
-        """Start an action. An event reports its end, or that it is refused for good ("never", "gone").
+        """Start an action. A later event reports that it ended, or was refused for good ("never", "gone").
 
         A refusal "not now" is returned at once, and the caller issues the action again after `Freed`. A refused action
         changes nothing.
@@ -106,7 +111,8 @@ class Engine(Protocol):
     def stats(self) -> Mapping[str, float]:
         """Return counters of the run for its metadata; called after `rows`.
 
-        Sums of seconds and bytes are over the window, without warm-up and drain, whose length is `span_s`.
+        Sums of seconds and bytes cover the window alone, without warm-up and drain. `span_s` is the length of the
+        window.
         """
         ...
 
@@ -125,22 +131,25 @@ class Observed(Protocol):
     def about(self) -> Mapping[str, Any]:
         """Return facts for the run's metadata, as JSON values.
 
-        `verdict` says whether the run measured its servers: `valid`, `reasons`, numbers, and a `text` of one line.
-        `served` has, for each model, the server and the name under which it is served.
+        `verdict` tells whether the run is a valid measurement of its servers: `valid`, `reasons`, numbers, and a `text`
+        of one line. `served` has, for each model, the server and the name under which the server offers the model.
         """
         ...
 
     def side(self) -> Mapping[str, Any]:
-        """Return facts that are no results: faults, the seconds of starts, and the client's own load."""
+        """Return facts that are not results: faults, the seconds that servers took to start, the client's load."""
         ...
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """Return further files of the run, by name; it may be called before `rows`, but bytes are read after `rows`."""
+        """Return further files of the run, by name.
+
+        The call may come before `rows`; the bytes are read only after `rows`.
+        """
         ...
 
 
 class Make(Protocol):
-    """The function `make` of an engine's file, which starts nothing. `Fields` of the file are a fourth argument."""
+    """The function `make` of an engine's file; it starts nothing. A fourth argument is the file's `Fields`, if any."""
 
     def __call__(self, config: Any, options: Mapping[str, Option], machine: Any) -> Engine:
         """Return an engine for a `Config`, the `options` that a system asks for, and the `Machine` of its costs.
@@ -206,10 +215,11 @@ def _of_file(file: Path) -> ModuleType:
 
 
 def find(text: str) -> Make:
-    """Return the function that makes an engine, for NAME[:PRESET][+FIELD=VALUE...] or the path of a .py as NAME.
+    """Return the function that makes the engine that `text` names.
 
-    Raises UserError if there is no such engine, if it does not have these fields, or if its file fails. The function
-    raises UserError if the engine lacks a required member.
+    `text` is NAME[:PRESET][+FIELD=VALUE...], where NAME may also be the path of a .py file. Raises UserError if no such
+    engine exists, if the engine does not have these fields, or if its file fails. The returned function raises
+    UserError if the engine lacks a required member.
     """
     file, loaded = path(text), module(text)
     if not hasattr(loaded, "make"):

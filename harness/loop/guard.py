@@ -1,6 +1,6 @@
 """Call a policy's code: its time is limited, its prints do not reach stdout, and exceptions become one line.
 
-Any mistake of a policy becomes a `Fault`, so that a caller can tell it from a mistake of the bench.
+Any error of a policy becomes a `Fault`, which callers can distinguish from an error of the bench.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST = 120  # characters of an exception's text
 
 
 class Fault(Exception):
-    """The error of a policy that raised an exception, answered with something else than actions, or did not end.
+    """The error of a policy that raised an exception, returned a value other than actions, or did not end.
 
     `__cause__` is the exception that the policy raised, if any.
     """
@@ -48,10 +48,10 @@ class Endless(BaseException):
 class Watch:
     """A watch that raises `Endless` inside a call that exceeds its time limit.
 
-    `call` is the number of the call under way, or 0. A repeating timer checks whether it is still the same call, so
-    that a call costs only two assignments. Ticks are counted, not seconds: a process that was stopped gets one tick for
-    the whole time. Without SIGALRM, or outside the main thread, there is no limit, because Python cannot interrupt code
-    there. Calls into C are not interrupted either.
+    `call` is the number of the call in progress, or 0. A repeating timer checks whether `call` has changed, so that a
+    call costs only two assignments. The limit counts ticks of the timer, not seconds: a process that was stopped gets
+    one tick for the whole pause. Without SIGALRM, or outside the main thread, there is no limit, because Python cannot
+    interrupt code there. Calls into C are not interrupted either.
     """
 
     __slots__ = ("_before", "_on", "_seen", "_ticks", "_told", "call", "limit_s")
@@ -109,8 +109,8 @@ def _collecting(frame: FrameType | None) -> bool:
 def guarded() -> Iterator[None]:
     """Turn exceptions of the block into a Fault. The block calls code of a policy's file other than its method `on`.
 
-    Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the time limit of `Watch`, and what it
-    prints goes to stderr.
+    Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the time limit of `Watch`, and its
+    prints go to stderr.
     """
     with Watch() as watch, quiet():
         watch.call = 1
@@ -144,5 +144,5 @@ def error_text(error: BaseException) -> str:
 
 
 def _foreign(filename: str) -> bool:
-    """Tell whether a file is foreign: neither the bench's, nor the import system's, nor made up by the interpreter."""
+    """Tell whether a file is foreign: not of the bench, not of the import system, no pseudo-file like `<string>`."""
     return not filename.startswith("<") and not {HERE, IMPORTS} & set(Path(filename).parents)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as exceptions. This module imports nothing heavy, as the command line needs it from the start."""
+"""SIGINT and SIGTERM as exceptions. This module imports nothing heavy, because the command line imports it first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """The exception for SIGINT. It has its own class, as a plain KeyboardInterrupt can be raised by a policy."""
+    """The exception for SIGINT. It has its own class, because a policy can raise a plain KeyboardInterrupt."""
 
 
 class Terminated(Interrupted):
@@ -25,7 +25,7 @@ _CAME: set[int] = set()  # signals whose exceptions were raised within `terminab
 
 
 def came(*numbers: int) -> bool:
-    """Tell whether one of these signals came in this process since `terminable` began."""
+    """Tell whether this process has received one of these signals since `terminable` began."""
     return not _CAME.isdisjoint(numbers)
 
 
@@ -33,10 +33,10 @@ def came(*numbers: int) -> bool:
 def terminable() -> Iterator[None]:
     """Raise Terminated at SIGTERM, and Interrupted at SIGINT, within the block, so that open things get closed.
 
-    Outside the main thread nothing changes. A batch system ends all processes of a job, and the parent ends its workers
-    as well. So a second SIGTERM does not disturb the closing. Python swallows an exception in a `__del__`; it is raised
-    again a moment later. If Python cannot handle the signal for `DEAF_S`, because a library waits, the process ends all
-    the same.
+    Outside the main thread nothing changes. A worker may get SIGTERM twice: from the batch system, which ends all
+    processes of a job, and from its parent. So a second SIGTERM does not interrupt the closing. Python swallows an
+    exception in a `__del__`; the exception is raised again a moment later. If Python cannot run its handler for
+    `DEAF_S`, because a library does not return, the process ends without it.
     """
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
@@ -78,7 +78,7 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def _watched(numbers: set[signal.Signals]) -> Iterator[None]:
-    """End the process at a signal if its Python handler cannot run because the main thread is in a library."""
+    """End the process at a signal if Python's handler cannot run because the main thread is inside a library call."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     over = threading.Event()

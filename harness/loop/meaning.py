@@ -1,8 +1,8 @@
 """The meaning of a source file as a digest, which is equal for files that differ only in words.
 
 In Python, words are comments, docstrings, annotations, lines that only a type checker reads, and names of local
-variables that are no parameters. Annotations in a class are not words, as they make fields. In TOML, words are comments
-and layout. For other files, the meaning is their bytes.
+variables that are not parameters. Annotations in a class are not words, because they declare fields. In TOML, words are
+comments and layout. For other files, the meaning is their bytes.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
 
 
 def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Replace the present files of each rewrite by its earlier ones, from which the hashes of stored runs were made.
+    """Undo rewrites in a set of (name, digest) pairs: replace the files of a rewrite by the files before it.
 
-    A rewrite is skipped unless `files` has all of its present files.
+    The hashes of stored runs were made from the files before. A rewrite is skipped unless `files` has all of its
+    present files.
     """
     for now, before in rewrites():
         if now <= files:
@@ -99,7 +100,7 @@ def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str
 
 @cache
 def rewrites() -> tuple[tuple[AbstractSet[tuple[str, str]], AbstractSet[tuple[str, str]]], ...]:
-    """Read the rewrites of sources: for each, the (name, digest) pairs of its present and of its earlier files."""
+    """Read the rewrites of sources: for each, the (name, digest) pairs of its files now, and of its files before."""
     entries = tomllib.loads(REWRITES.read_text("utf-8")).get("rewrite", [])
     return tuple((frozenset(entry["now"].items()), frozenset(entry["before"].items())) for entry in entries)
 
@@ -151,7 +152,7 @@ def keep() -> None:
 
 
 def told(node: object) -> str:
-    """Return a syntax tree as text, which is equal in all versions of Python that have the tree's nodes.
+    """Return a syntax tree as text. The text is equal in all versions of Python that have the tree's nodes.
 
     Empty fields of nodes are left out.
     """
@@ -181,7 +182,7 @@ class Wordless(ast.NodeTransformer):
         return name
 
     def scope(self, bound: Iterable[str], same: Iterable[str] = ()) -> dict[str, str]:
-        """Return a mapping from the names of a new scope to their new names; the names in `same` do not change."""
+        """Return a mapping from a new scope's names to their replacements; the names in `same` stay unchanged."""
         names = {name: name for name in same}
         for name in bound:
             if name not in names:
@@ -190,7 +191,7 @@ class Wordless(ast.NodeTransformer):
         return names
 
     def lists(self, *parts: list[Any]) -> None:
-        """Visit the nodes in lists, and replace the lists' content by the results."""
+        """Visit the nodes in lists, and replace the content of each list by the results."""
         for part in parts:
             part[:] = [x for node in part for x in _listed(self.visit(node))]
 

@@ -18,8 +18,8 @@ Fate = Literal["refused", "issued", "withdrawn"]
 class Note:
     """An event of a standing order (harness/loop/standing.py).
 
-    The engine refused the order, for the reason `why`; it was issued again and accepted; or it was withdrawn because of
-    a newer action of the policy.
+    One of three things happened. The engine refused the order, for the reason `why`. Or the order was issued again and
+    accepted. Or it was withdrawn, because a newer action of the policy replaces it.
     """
 
     now_s: float
@@ -29,10 +29,10 @@ class Note:
 
 
 class Log(Protocol):
-    """A listener to decisions and standing orders. It may put a view of its choice between a policy and the engine."""
+    """A listener to decisions and to events of standing orders. It may replace the view that a policy reads."""
 
     def watch(self, view: View) -> View:
-        """Return the view that the policy reads, made from the engine's `view`."""
+        """Return the view that the policy reads: the engine's `view`, or an object that wraps it."""
         ...
 
     def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:

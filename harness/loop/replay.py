@@ -1,4 +1,4 @@
-"""The one loop: next event -> system -> actions -> engine. Timers and thinking time are here; engines have neither."""
+"""The one loop: next event -> system -> actions -> engine. It keeps timers and delays decisions; engines do neither."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Livelock(Fault):
 
 @dataclass(slots=True)
 class Outcome:
-    """The number of actions that the engine refused, and the policy's wall-clock seconds, which enter no result."""
+    """The number of actions that the engine refused, and the wall-clock seconds of the policy, which no result uses."""
 
     refused: int = 0  # actions that failed, or were refused for now: once each
     first_refused: str = ""  # the first of them, when, and the engine's reason
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Agenda:
-    """Timers and delayed actions in order of time, then of request; a new timer replaces an earlier one of its key."""
+    """Timers and delayed actions, sorted by time, then by age. A new timer replaces the one with its key."""
 
     due_s = math.inf  # when the first entry in force is due
 
@@ -92,8 +92,8 @@ TRUE_LENGTHS = "view.oracle_tokens"
 def missing(system: System, engine: Engine) -> list[str]:
     """List the actions, queries, events and options that a system needs and an engine lacks.
 
-    Names of a policy's input (`Request.`, `Cluster.`) are skipped, because engines do not provide it. An option in
-    FORESEES is also listed if the system does not use TRUE_LENGTHS.
+    Names that begin with `Request.` or `Cluster.` are skipped: they belong to the policy's input, which engines do not
+    provide. An option in FORESEES is also listed if the system does not use TRUE_LENGTHS.
     """
     uses = {u for u in system.uses if not u.startswith(("Request.", "Cluster."))}
     lacks = sorted(uses - engine.can - {"Wake"})
@@ -119,13 +119,13 @@ def replay(
     """Run a workload through a system on an engine until every request has ended, or until `end_s`.
 
     Each decision takes `decision_s`. A policy decides on one event at a time, and sees the state at the decision's
-    start. Loads, evictions, limits and moves take effect `control_s` later still. The turns of the same answer are
-    delayed as well; otherwise they would end as stuck before their loads start. On a wall clock both delays are 0,
-    because a decision takes real time.
+    start. Loads, evictions, limits and moves take effect a further `control_s` after the decision. Turns in the same
+    answer are delayed as long; otherwise they would end as stuck before their loads start. On a wall clock both delays
+    are 0, because a decision takes real time.
 
-    The engine is made ready here; its maker closes it. Raises Unsupported (before the engine is ready), Infeasible, or
-    Fault. A Fault is a policy that raises an exception, answers with something else than actions, exceeds
-    `guard.LIMIT_S`, or lets no time pass (Livelock).
+    This function makes the engine ready; the code that made the engine closes it. Raises Unsupported (before the engine
+    is ready), Infeasible, or Fault. Fault means that the policy raised an exception, returned a value other than
+    actions, exceeded `guard.LIMIT_S`, or let no time pass (Livelock).
     """
     if lacks := missing(system, engine):
         raise Unsupported(", ".join(lacks))
@@ -165,7 +165,7 @@ class Replay:
         self.apply([a for a in actions if isinstance(a, Wake)], 0.0)
 
     def run(self) -> None:
-        """Let the policy decide on the oldest event, or else let time pass, until all has ended or nothing comes."""
+        """Let the policy decide on the oldest event, or let time pass, until all ended or nothing more can happen."""
         idle, heard, view = self.engine.idle, self.heard, self.view
         while not idle():
             if heard and not self.thinking and view.now_s >= self.free_s:
@@ -181,7 +181,7 @@ class Replay:
     def wait(self) -> bool:
         """Let time pass until something happens; return False if nothing will happen any more.
 
-        Wait for the end of a decision only if its answer takes effect then, or if another event waits for it.
+        The end of a decision counts only if the decision's answer takes effect then, or if another event waits for it.
         """
         due_s, free_s = self.agenda.due_s, self.free_s
         lands = free_s <= due_s and (self.thinking or self.heard or (due_s == math.inf and self.view.now_s < free_s))
@@ -205,7 +205,7 @@ class Replay:
         return True
 
     def hear(self, event: Event) -> None:
-        """Queue an event for the policy; at `Freed`, issue the standing orders again instead."""
+        """Queue an event for the policy. `Freed` is not queued: it makes the engine retry the standing orders."""
         if type(event) is Freed:
             self.standing.again(self.engine.do, self.view.now_s)
             return
@@ -249,7 +249,8 @@ class Replay:
     def apply(self, actions: Sequence[Action], delay_s: float) -> None:
         """Set timers and issue actions.
 
-        Actions in PLACING are issued `delay_s` later. If there are any, so are the turns among the actions.
+        Actions of the types in PLACING are issued `delay_s` later. If `actions` has any of these, its turns are issued
+        `delay_s` later too.
         """
         standing, do = self.standing, self.engine.do
         placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
@@ -270,8 +271,8 @@ class Replay:
     def withdraw(self, newer: Action) -> None:
         """Withdraw the standing orders that a newer action replaces.
 
-        If the newer action closes the lane of a standing turn, a policy that hears `TurnEnded` gets that event, as it
-        would from an engine.
+        If the newer action closes a lane, its standing turn is withdrawn. A policy that hears `TurnEnded` then gets
+        that event, as it would from an engine.
         """
         closes = isinstance(newer, Run) and newer.steps == 0 and TurnEnded in self.system.hears
         for gone in self.standing.withdraw(newer, self.view.now_s):
@@ -279,7 +280,7 @@ class Replay:
                 self.heard.append(TurnEnded(gone.batch, gone.phase, "steps", 0, 0.0))
 
     def count(self, refusal: Done) -> None:
-        """Count a refused action, and store the text of the first one."""
+        """Count a refused action; for the first one, also store what was refused, when and why."""
         outcome = self.outcome
         outcome.refused += 1
         if outcome.refused == 1:
@@ -288,6 +289,6 @@ class Replay:
 
 
 def _when(now_s: float, event: Event) -> str:
-    """Return the time and the event of a policy's call as text."""
+    """Return the time and the event of a call of the policy, as text."""
     told = f"Arrived(id={event.request.id})" if isinstance(event, Arrived) else str(event)
     return f"t = {now_s:.6g} s, {told}"

@@ -1,7 +1,7 @@
-"""Standing orders: actions that the engine refused "not now", which are issued again when something comes free.
+"""Standing orders: actions that the engine refused "not now". They are issued again when some resource is free again.
 
 They are issued again in the order in which they were first issued, never on a timer. An order stands until the engine
-accepts it, or until the policy gives an order on the same subject. The log records this; the policy gets no event.
+accepts it, or until the policy issues an action on the same subject. The log records both; the policy gets no event.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Standing:
         self._note(now_s, action, "refused", why)
 
     def withdraw(self, newer: Action, now_s: float) -> list[Action]:
-        """Remove and return the orders that a newer action of the policy replaces."""
+        """Remove and return the orders on the subject of a newer action of the policy."""
         gone = [action for action in self.orders if same_subject(newer, action)]
         for action in gone:
             self.orders.remove(action)
@@ -38,7 +38,7 @@ class Standing:
     def awaited(self, turn: Action) -> bool:
         """Tell whether an action is a turn (a `Run` that ends by itself) whose weights wait for a standing Load.
 
-        If it were issued before the Load, the turn would end at once.
+        Such a turn must not be issued before the Load, because it would end at once.
         """
         return is_turn(turn) and any(isinstance(a, Load) and a.inst == turn.batch.inst for a in self.orders)
 

@@ -1,9 +1,9 @@
-"""Files of code that a command may import, if it is limited to the files that its user names.
+"""Protection against code that stored results name: a command imports only files of code that its user names.
 
 Stored results name the file of the system that made them, and a stranger may have sent them. So a command imports a
-file outside this repository only if the command line names the file, or names a TOML file that names it. `--trust`
-lifts the limit. The limit is stored in the environment, which worker processes inherit. A program that imports the
-bench as a library has no limit.
+file outside this repository only in two cases: the command line names the file, or it names a TOML file that names the
+file. `--trust` lifts this limit. The limit is stored in the environment, which worker processes inherit. A program that
+imports the bench as a library has no limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ END = ".py"
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Limit imports of code within the block to the files that `name` allows."""
+    """Limit imports of code within the block to files of this repository and files allowed by `name`."""
     before = os.environ.get(LIMIT)
     os.environ[LIMIT] = ""
     try:
@@ -36,7 +36,7 @@ def limited() -> Iterator[None]:
 
 
 def name(*words: str) -> None:
-    """Allow the files of code that a user's words name: words of a command line, or values of a TOML file."""
+    """Allow imports of files that a user names in these words: of a command line, or values of a TOML file."""
     limit = os.environ.get(LIMIT, ANY)
     if limit != ANY:
         more = (path for word in words for path in _named(word))
@@ -44,13 +44,13 @@ def name(*words: str) -> None:
 
 
 def trust() -> None:
-    """Lift the limit: allow every file, whoever names it."""
+    """Lift the limit on imports: allow every file, no matter who names it."""
     if LIMIT in os.environ:
         os.environ[LIMIT] = ANY
 
 
 def known(file: Path) -> None:
-    """Raise UserError for a file of code that the limit does not allow."""
+    """Raise UserError for a file of code whose import is limited (`limited`) and that no call of `name` allowed."""
     from harness.policy.types import UserError
 
     limit = os.environ.get(LIMIT, ANY)
@@ -76,7 +76,7 @@ def load(name: str, file: Path) -> ModuleType:
 
 
 def _named(word: str) -> Iterator[str]:
-    """Yield the paths of Python files that a word may name: the whole word, an item of a list, or an option's value."""
+    """Yield each possible path of a Python file in a word: the word, an item of a list, or an option's value."""
     begins = [0, *(i + 1 for i, c in enumerate(word) if c in ",=")]
     at = word.find(END)
     while at >= 0:

@@ -28,9 +28,9 @@ def user_cache() -> Path:
 
 
 class System(Protocol):
-    """A GPU-sharing strategy: it hears events and answers with actions; it has no clock, thread or GPU.
+    """A GPU-sharing strategy: it receives events and answers with actions; it has no clock, thread or GPU.
 
-    The values of the three fields depend on the preset, so they belong to the object.
+    The values of `hears`, `uses` and `options` depend on the preset, so each object has its own.
     """
 
     hears: frozenset[type]  # event types; action types whose successful Done is wanted
@@ -41,7 +41,7 @@ class System(Protocol):
     options: Mapping[str, Option]  # what the paper's engine has: kv, preempt, sharing, memory, ...
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer one event with actions. The whole answer is read first, then its actions are applied in order."""
+        """Answer one event with actions. The caller first reads the whole answer, then applies the actions in order."""
         ...
 
 
@@ -58,7 +58,7 @@ class Make(Protocol):
 def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
     """Build a system for a cluster, with these values of its fields.
 
-    Raises Infeasible or Unsupported if the system does, and Fault for any other mistake in it.
+    Raises Infeasible or Unsupported if the system raises it, and Fault for any other error in the system.
     """
     with guarded():
         policy = make(cluster, **fields)
@@ -93,9 +93,9 @@ def path(name: str) -> Path:
 
 
 def module(name: str) -> ModuleType:
-    """Import the module of a system, by name or by path. Raises as `path` does, and Fault if its import fails.
+    """Import the module of a system, by name or by path. Raises the errors of `path`, and Fault if the import fails.
 
-    Raises UserError for a file of code that only stored results name (harness/loop/strangers.py).
+    Also raises UserError for a file of code that only stored results name (harness/loop/strangers.py).
     """
     file = path(name)
     if name.endswith(".py"):
@@ -109,7 +109,8 @@ def module(name: str) -> ModuleType:
 def find(name: str) -> Any:
     """Return the class of a system: the only class in its file that has a method `on`.
 
-    Raises as `module` does. Raises UserError if there is not exactly one such class, and Fault if it has no `presets`.
+    Raises the errors of `module`. Also raises UserError if not exactly one class has `on`, and Fault if that class has
+    no `presets`.
     """
     source = module(name)
     classes = [

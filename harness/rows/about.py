@@ -1,4 +1,4 @@
-"""Facts of a study that readers of its table use, taken from the footer of `record.SWEEP`."""
+"""Facts of a study (its panels, systems, SLO targets), read from the footer of its table `record.SWEEP`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Panel = Mapping[str, Any]  # facts of a panel, as grid.facts has them (forms.PAN
 
 @dataclass(frozen=True)
 class About:
-    """Facts of a study that texts, figures and verdicts take from its table (forms.SCORED)."""
+    """The facts of a study that texts, figures and verdicts use; the study's table stores them (forms.SCORED)."""
 
     study: str
     layout: str
@@ -43,7 +43,7 @@ class About:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> About:
-        """Take the facts of a footer. Raises Damaged if a fact without a default is missing."""
+        """Build the facts from those of a table's footer. Raises Damaged if a fact without a default is missing."""
         needed = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
         given: dict[str, Any] = {f.name: facts[f.name] for f in fields(cls) if f.name in {*needed, *facts}}
         return cls(**given | {key: tuple(x) for key, x in given.items() if isinstance(x, list)})

@@ -16,7 +16,7 @@ from harness.rows.statistics import Curve
 
 
 def curves(table: pa.Table, label: str, definition: str, axis: str) -> dict[int, Curve]:
-    """Return a label's pooled values of a definition along a column of numbers, for each seed."""
+    """Return the pooled values of a definition for a label, by seed and by the number in the column `axis`."""
     xs, seeds, values = (column(table, name) for name in (axis, "seed", "value"))
     by_seed: dict[int, dict[float, float]] = {}
     for i in places(table).get((label, definition, "pooled"), ()):
@@ -33,7 +33,7 @@ class Counted(NamedTuple):
 
     @property
     def met(self) -> float:
-        """Attainment; 0 where nothing was offered."""
+        """Attainment: the share of offered requests that met their SLO; 0 where none was offered."""
         return 1.0 - self.missed / self.offered if self.offered else 0.0
 
 
@@ -43,8 +43,8 @@ Windows = dict[int, dict[float, Counted]]  # a seed maps x to its counts
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
     """Return the counts of each run of a label, keyed by model ("" if pooled), by seed and by x.
 
-    If the table has no x, runs are keyed by their rate scale instead. `over` is pooled or model. Infeasible and skipped
-    runs are left out. Where a row has no counts, they are computed from the number of requests and the value.
+    If the table has no column x, the rate scale of a run takes its place. `over` is pooled or model. Infeasible and
+    skipped runs are left out. If a row stores no counts, they are computed from its number of requests and its value.
     """
     names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
     columns = [column(table, name) for name in names]
@@ -62,7 +62,7 @@ def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") 
 
 @once
 def _counted(table: pa.Table) -> dict[int, Counted]:
-    """Return the counts of each row that has counts, summed over the blocks of its window."""
+    """Return the counts of each row that stores counts, summed over the time blocks of its window."""
     missed, offered = (table[name].combine_chunks() for name in ("missed", "offered"))
     ends = zip(*(each.offsets.to_numpy() for each in (missed, offered)), strict=True)
     values = [each.values.to_numpy() for each in (missed, offered)]
@@ -74,7 +74,10 @@ def _counted(table: pa.Table) -> dict[int, Counted]:
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:
-    """Return the counts of these seeds at each x that all of them have, a row for each x; None if they share no x."""
+    """Return the counts of the windows `of` these seeds, at each x that all of the seeds have.
+
+    The result has a row for each x, and is None if the seeds share no x.
+    """
     mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
     xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
     if not xs:
@@ -84,7 +87,7 @@ def together(of: Windows, seeds: Collection[int]) -> Counts | None:
 
 
 class Unfit(NamedTuple):
-    """Seeds with which a system has no value at any x."""
+    """The number of seeds with which a system has no value at any x, and the reason."""
 
     word: str  # "does not fit" (its models have no room) or "skipped" (it cannot run in this setting)
     why: str  # is the reason of the first such seed
@@ -108,15 +111,15 @@ def unfit(table: pa.Table, label: str) -> Unfit | None:
 
 
 def ran(table: pa.Table, label: str) -> set[int]:
-    """Return the seeds for which some run of a label was neither skipped nor infeasible."""
+    """Return the seeds for which at least one run of a label was neither skipped nor infeasible."""
     return {seed for seed, why in _reasons(table).get(label, {}).items() if (None, None) in why}
 
 
 @once
 def _reasons(table: pa.Table) -> dict[str, dict[int, list[tuple[str | None, str | None]]]]:
-    """Collect the reasons why runs are infeasible and skipped, by label and seed.
+    """Collect the reasons why runs are infeasible or skipped, by label and seed.
 
-    Each pair of reasons is listed once, in order of rows.
+    A pair has the reason for "infeasible" and that for "skipped". Each pair is listed once, in order of rows.
     """
     reasons: dict[str, dict[int, dict[tuple[str | None, str | None], None]]] = {}
     columns = (column(table, name) for name in ("label", "seed", "infeasible", "skipped"))

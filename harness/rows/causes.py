@@ -1,18 +1,19 @@
-"""Causes of misses: the largest excess of a request over the time that it takes alone, in the part that missed a limit.
+"""Causes of misses: the cause whose time most exceeds that of the request alone, in the part that missed a limit.
 
 A request's time has two parts: until its first token, and after it. The second part contains the longest gap between
-two tokens. Each part has its causes (record.WAITS), whose times sum to it. Where gaps are not known (runs without token
-times, real servers, older files), all time after the first token stands for the longest gap.
+two tokens. Each part has its causes (record.WAITS), whose times sum to it. If gaps are not known (runs without token
+times, real servers, older files), all time after the first token replaces the longest gap.
 
-Alone means on an idle GPU under the same batching limits. A request then takes the time of its own steps and of the
-host. The excess of `compute` is the time that its steps took longer than alone, because they were batched with others
-or computed again. The excess of any other cause is all of its time. A finished request has no excess of `host` where
-the engine reports the time alone, which includes the host's. The excess of the longest gap is over the request's mean
-decode step alone. Where no engine reports the time alone (real servers), `compute` has no excess. A request that
-failed, because a server refused it or stopped early, has the cause `failed`, whatever it waited for.
+"Alone" means on an idle GPU under the same batching limits. A request then takes only the time of its own steps and of
+the host. The excess of `compute` is the extra time of the request's steps, which were batched with others or computed
+again. The excess of any other cause is all of its time, with one exception. If the engine reports the time alone, a
+finished request has no excess of `host`, because that time includes the host's.
 
-A request with any gap between two tokens above a limit also exceeds it in its longest gap. So that gap explains the
-miss.
+The excess of the longest gap is over the request's mean decode step alone. If no engine reports the time alone (real
+servers), `compute` has no excess. A request that failed, because a server refused it or stopped early, has the cause
+`failed`, whatever it waited for.
+
+If any gap between two tokens exceeds a limit, then so does the longest gap. So the longest gap explains the miss.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 
 
 def excess_s(rows: Rows) -> Floats:
-    """Compute the seconds of each request beyond those that it takes alone: (requests, parts, causes).
+    """Compute how many seconds each request took beyond its time alone: (requests, parts, causes).
 
     The parts are the time until the first token, the time after it, and the longest gap.
     """
@@ -54,7 +55,7 @@ def excess_s(rows: Rows) -> Floats:
 def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
     """Mark the parts that explain each request's miss, in the order of `excess_s`: (requests, 3).
 
-    The miss of a request that did not finish is explained by the part that it had reached.
+    If a request did not finish, its miss is explained by the part in which it was at the end.
     """
     none, no = rows.first_tokens == 0, np.zeros(len(rows), bool)
     match DEFINITIONS[definition].part:
@@ -78,9 +79,10 @@ def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
 
 
 def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
-    """Return each request's cause as an index of CAUSES: `failed`, or the cause with most excess in the parts missed.
+    """Return each request's cause as an index of CAUSES.
 
-    Ties go to the earlier cause. A request without excess is too slow even alone: its cause is `compute`.
+    The cause is `failed` for a failed request. Otherwise it is the cause with the most excess in the parts that missed
+    a limit. Ties go to the earlier cause. A request without excess is too slow even alone: its cause is `compute`.
     """
     excess = (excess_s(rows) * parts_missed(rows, limits(rows, slo), definition)[:, :, None]).sum(axis=1)
     waited = np.where(excess.any(axis=1), excess.argmax(axis=1), COMPUTE)
@@ -88,12 +90,12 @@ def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
 
 
 def shares(rows: Rows, slo: Slo, definition: str, scores: Floats) -> dict[str, float]:
-    """Return the share of a definition's misses (score < 1) that each cause explains; sums to 1. {} without a miss."""
+    """Return each cause's share of a definition's misses (score < 1); the shares sum to 1. {} without a miss."""
     return of_counts(counts(rows, slo, definition, scores))
 
 
 def of_counts(count: NDArray[np.int64]) -> dict[str, float]:
-    """Return each cause's share of all misses that were counted; {} without any."""
+    """Return each cause's share of all misses, from the number of misses by cause; {} without any."""
     whole = int(count.sum())
     return {wait: float(x / whole) for wait, x in zip(CAUSES, count, strict=True)} if whole else {}
 

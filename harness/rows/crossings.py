@@ -1,7 +1,8 @@
-"""Estimates from a study's table: systems' crossings of the level, ratios, standings, and losses without a part.
+"""Estimates from a study's table: where a system's attainment falls below a level, and comparisons of systems.
 
-A panel is described by its facts in the table's footer (grid.facts). Its rows are those of its `condition`. At each x
-the misses of all windows are pooled (pooled.py). Only x that all seeds have are used.
+A study draws panels. Each has its own curves of attainment along one axis; x is a value on that axis, such as a rate or
+a number of GPUs. The table's footer has the facts of a panel (grid.facts), and its rows are those of its `condition`.
+At each x the misses of all windows are pooled (pooled.py). Only values of x that all seeds have are used.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def _of_condition(table: pa.Table, condition: str) -> pa.Table:
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
-    """Return the panels that match `on`, the facts by which a claim chooses its panels."""
+    """Return the panels whose facts equal those in `on`. With `on`, a claim chooses its panels."""
     return [panel for panel in panels if all(_matches(panel, key, value) for key, value in on.items())]
 
 
 def by_condition(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Group the panels by condition, in order; several panels of one condition are its cases."""
+    """Group the panels by condition, in order. If a condition has several panels, each is one case of it."""
     groups: dict[tuple[Any, ...], list[Panel]] = {}
     for panel in panels:
         groups.setdefault((panel["name"], panel["kind"], panel.get("other_end")), []).append(panel)
@@ -71,8 +72,8 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
 def counts(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> Counts | None:
     """Count a system's misses on a panel by x and window, over all seeds; None if the seeds share no x.
 
-    `over` is pooled, mean (all models have equal weight) or worst (the model that misses most at each x). Along an axis
-    of EASES, x is inverted, so that load always rises with x.
+    `over` is pooled, mean (all models have equal weight) or worst (the model that misses most at each x). Along the
+    axes in EASES, a greater x means less load. For these, the result has 1 / x, so that load always rises with it.
     """
     sides = _windows(rows, axis, system, definition, over)
     return _counts(sides, over, {seed for side in sides for seed in side})
@@ -91,8 +92,8 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
     """Combine counts over `seeds`: pooled, or the mean or the worst of the models. Return None without any counts.
 
-    A model without a request in some run counts there as 0 missed of 0 offered. A model without a request in any run at
-    some x is left out.
+    If a model has no request in some run, it counts in that run with 0 misses of 0 requests. If it has no request in
+    any run at some x, it is left out altogether.
     """
     if over == "pooled":
         return by_window.together(sides[0], seeds) if sides else None
@@ -103,7 +104,7 @@ def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | No
 
 
 def _filled(sides: Sequence[Windows]) -> list[Windows]:
-    """Return the windows of models, with 0 missed of 0 offered where a model had no request in a run."""
+    """Return the models' windows. If a model had no request in a run, add 0 missed of 0 offered."""
     places = dict.fromkeys((seed, x) for side in sides for seed, curve in side.items() for x in curve)
     filled: list[Windows] = []
     for side in sides:
@@ -115,7 +116,7 @@ def _filled(sides: Sequence[Windows]) -> list[Windows]:
 
 
 def _shared(side: Windows) -> set[float]:
-    """Return the values of x that all seeds have."""
+    """Return the values of x at which every seed has a run."""
     return set.intersection(*(set(curve) for curve in side.values())) if side else set()
 
 
@@ -128,7 +129,7 @@ def paired_counts(rows: pa.Table, axis: str, systems: tuple[str, str], definitio
 
 
 def reciprocal(x: float) -> float:
-    """Map x to 1 / x, so that load rises with the result along an axis of EASES.
+    """Return 1 / x, which rises with load along the axes in EASES.
 
     Applied twice, it gives x again (to 12 digits).
     """
@@ -149,8 +150,8 @@ def crossing(
 ) -> Crossing | None:
     """Estimate the x at which a system crosses the level on a panel; None if the system was not run.
 
-    Rates are in requests per second. Along an axis of models, numbers of models that do not fit are not points of the
-    curve. If the system holds the level at all others, the crossing is the largest of them, without an interval.
+    Rates are in requests per second. On an axis of models, a number of models that does not fit is no point of the
+    curve. If attainment is at least the level at all others, the crossing is the largest of them, without an interval.
     """
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
@@ -172,9 +173,9 @@ def crossing(
 
 
 def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
-    """Return the easiest x as a bound, for a system whose models fit at no x.
+    """Return the easiest x that was tried, as a bound of the crossing, for a system whose models fit at no x.
 
-    None if it ran at some x, or if it was not run or was skipped.
+    None if the system ran at some x, was skipped, or was not tried.
     """
     xs = [] if by_window.ran(rows, system) else _unfit(rows, system)
     if not xs:
@@ -190,7 +191,7 @@ def _unfit(rows: pa.Table, system: str) -> list[float]:
 
 
 def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:
-    """Return a system's attainment by x, pooled over all windows; it is 0 where the models did not fit."""
+    """Return a system's attainment by x, pooled over all windows; 0 at each x where its models did not fit."""
     by_x = {x: Estimate(0.0, None, None, 1) for x in _unfit(rows, system)}
     if (c := counts(rows, axis, system, definition, over)) is None:
         return by_x
@@ -202,7 +203,7 @@ def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str 
 
 
 def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
-    """Subtract the second system's attainment at x from the first's, by window; None unless both ran there."""
+    """Subtract the second system's attainment at x from the first's, paired by window; None unless both ran there."""
     pair = paired_counts(rows, axis, systems, definition)
     at = reciprocal(x) if axis in EASES else x
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
@@ -212,7 +213,7 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 
 @memo.once
 def broad(rows: pa.Table) -> pa.Table:
-    """Return the rows of the seeds with the most runs. Seeds that were added later near one level only are left out."""
+    """Return the rows of the seeds that have the most runs. Seeds added later, only near one level, are left out."""
     every = rows.select(["seed", "label", memo.along(rows)]).to_pandas().drop_duplicates()
     runs = every.groupby("seed").size()
     widest = runs.index[runs == runs.max()].tolist()
@@ -220,9 +221,9 @@ def broad(rows: pa.Table) -> pa.Table:
 
 
 def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
-    """Count in words the models for which a system meets no SLO: "4 of 16 models at 0 %"; empty if there is none.
+    """Say for how many models a system meets no SLO: "4 of 16 models at 0 %"; empty if there is none.
 
-    Such a model had at least `SOME` requests at the least load, over all runs, and all of them missed.
+    Such a model had at least `SOME` requests at the lowest load, summed over all runs, and all of them missed.
     """
     sides = _windows(rows, axis, system, definition, "model")
     least = min((x for side in sides for curve in side.values() for x in curve), default=0.0)
@@ -235,7 +236,7 @@ def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
 
 
 def all_unserved(table: pa.Table, facts: About) -> dict[str, list[str]]:
-    """List the systems of a study that meet no SLO for some model, with the words of `unserved` for each panel."""
+    """List the systems that meet no SLO for some model, each with the texts of `unserved` for its panels."""
     gone: dict[str, list[str]] = {}
     for panel in facts.panels:
         rows = of_panel(table, panel)
@@ -246,13 +247,16 @@ def all_unserved(table: pa.Table, facts: About) -> dict[str, list[str]]:
 
 
 def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the slope of ln(share missed) over ln(x) at a system's crossing; None without a crossing."""
+    """Estimate the slope of ln(share missed) over ln(x) at a system's crossing of the level; None without one."""
     c = counts(rows, panel["axis"], system, definition)
     return None if c is None else pooled.slope(c, level)
 
 
 def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> tuple[int, int]:
-    """Return two numbers that support a crossing: the misses at the nearest x that was run, and the windows."""
+    """Return the number of misses, and of windows, from which a crossing is estimated.
+
+    The misses are those at the x nearest to the crossing, among the values of x that were run.
+    """
     c = counts(rows, panel["axis"], system, definition)
     return (0, 0) if c is None else (round(float(c.missed[pooled.nearest(c, 1.0 - level)].sum())), c.units)
 
@@ -261,9 +265,9 @@ def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: f
 
 
 def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the fewest GPUs on which a system holds the level.
+    """Estimate the fewest GPUs on which a system's attainment is at least the level.
 
-    If `over` names another system, return the ratio of this number to that system's number.
+    If `over` names another system, return the ratio of the first system's number to that of `over`.
     """
     c = crossing(rows, {"axis": "gpus"}, system, definition, level)
     if not over or c is None:
@@ -273,9 +277,10 @@ def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float
 
 
 def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
-    """Divide two estimates of counts.
+    """Divide two estimated numbers of GPUs.
 
-    The ratio is a bound if either count is a bound, and has the sign "~" if the bounds oppose each other.
+    The ratio is a bound if either number is a bound. It has the sign "~" if the two bounds point in opposite
+    directions.
     """
     signs = {ours.sign, statistics.MIRROR[theirs.sign]} - {"="}
     sign = "=" if not signs else "~" if len(signs) > 1 else signs.pop()
@@ -283,7 +288,7 @@ def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
 
 
 def reached(rows: pa.Table, axis: str, system: str, definition: str, level: float) -> tuple[int, int]:
-    """Return the number of seeds whose fitted curve reaches the level anywhere, and the number of all seeds."""
+    """Return the number of seeds whose fitted curve is at least the level at some x, and the number of all seeds."""
     curves = by_window.curves(rows, system, definition, "x").values()
     harder = 1.0 if axis in {*RATED, "models"} else -1.0  # the direction in which attainment falls
     held = [statistics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]
@@ -291,7 +296,7 @@ def reached(rows: pa.Table, axis: str, system: str, definition: str, level: floa
 
 
 class Loss(NamedTuple):
-    """The attainment that a system loses at one x of a panel when a part is switched off, in shares of 1."""
+    """The attainment that a system loses at one x of a panel when one of its parts is switched off, in shares of 1."""
 
     panel: Panel
     x: float
@@ -301,9 +306,9 @@ class Loss(NamedTuple):
 
 
 def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, definition: str) -> Iterator[Loss]:
-    """Estimate the attainment that a system loses if a part is switched off, at every x of every panel.
+    """Estimate the attainment that a system loses if one of its parts is switched off, at every x of every panel.
 
-    `without` is the name of the system without the part. The two are paired by seed.
+    `without` names the variant of the system in which the part is off. The two are paired by seed.
     """
     for panel in panels:
         rows = of_panel(table, panel)

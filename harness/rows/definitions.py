@@ -1,10 +1,10 @@
-"""The definitions of SLO attainment, one entry each: name, formula (the docstring), and inputs.
+"""The definitions of SLO attainment. Each is a function with a name, a formula (its docstring) and inputs.
 
-A definition scores every offered request in [0, 1], against the limits of that request. Attainment is the mean of the
-scores. Each request has equal weight or, where the definition pools tokens, each token. A request that did not end
-`done` scores 0 under each of them.
+A definition scores every offered request in [0, 1] against that request's limits. Attainment is the mean of the scores.
+In it each request has equal weight or, if the definition pools tokens, each token. Under every definition, a request
+that did not end `done` scores 0.
 
-The command line imports this module for the names alone. So numpy is imported only when an entry needs it.
+The command line imports this module for the names alone. So numpy is imported only when a definition is computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Definition(NamedTuple):
 
     @property
     def formula(self) -> str:
-        """The docstring of its entry."""
+        """The formula: the docstring of the definition's function."""
         return cleandoc(self.rule.__doc__ or "")
 
     def score(self, rows: Rows, slo: Slo) -> Floats | None:

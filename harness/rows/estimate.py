@@ -1,4 +1,4 @@
-"""An estimate as text, the same wherever one is printed: `m [low, high]`.
+"""The text form of an estimate, the same in every table and figure: `m [low, high]`.
 
 A bound has its sign before the mean. An open end of an interval is shown as the limit of the quantity:
 
@@ -37,10 +37,11 @@ POINTS = Style(decimals=1, signed=True)  # differences of shares in percent
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its 95 % interval, of `n` runs or blocks of windows.
+    """A value with its 95 % interval, computed from `n` runs or blocks of windows.
 
-    `low` and `high` are None where there is no interval, or it is unbounded. `sign` is "=" for a value, ">" and "<" for
-    a bound (the quantity lies beyond what was run), and "~" where bounds oppose each other.
+    `low` or `high` is None if the interval is open at that end; both are None if there is no interval. `sign` is "="
+    for a value. It is ">" or "<" for a bound, as the quantity lies beyond what was run. It is "~" where two bounds
+    point in opposite directions.
     """
 
     mean: float
@@ -55,9 +56,9 @@ class Estimate:
         return replace(self, mean=self.mean * factor, low=low, high=high)
 
     def text(self, style: Style = RATE, *, spread: bool = True) -> str:
-        """Return the estimate as text; without `spread` its mean alone.
+        """Return the estimate as text; without `spread`, only its mean.
 
-        An infinite mean is shown as "never": it is that of a latency that never ended.
+        An infinite mean is shown as "never", because it belongs to a latency that never ended.
         """
         if math.isnan(self.mean):
             return NONE
@@ -69,7 +70,7 @@ class Estimate:
 
     @property
     def _informs(self) -> bool:
-        """True if the interval says more than the mean and its sign do. That of `>24.0 [24.0, inf]` does not."""
+        """True if the interval adds to the mean and its sign. The interval of `>24.0 [24.0, inf]` adds nothing."""
         ends = [x for x in (self.low, self.high) if x is not None]
         return len(ends) == 2 or any(not math.isclose(x, self.mean) for x in ends)
 

@@ -1,6 +1,6 @@
-"""Forms of stored files: the type of each fact by its key, which `sealed.fault` checks, and the columns by name.
+"""The forms of stored files: the type of each key's value, which `sealed.fault` checks, and the columns of tables.
 
-A key may be missing: whether it must be there is checked by its reader alone.
+A form does not say that a key must be present; the code that reads the key checks this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attainment of each setting that a study compares at one x, and GPU time with weights loaded or being loaded."""
+"""Attainment of the systems that a study compares at one x, and the GPU time for which they keep or load weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY_H = 24
 
 
 class Held(NamedTuple):
-    """A setting of a panel: its attainment, as a share, and what it cost."""
+    """A system on a panel: its attainment, as a share of 1, and its cost in GPU-hours and loads."""
 
     name: str  # is the study's name of the system
     met: Estimate
@@ -29,9 +29,9 @@ class Held(NamedTuple):
 
 
 def held(table: pa.Table, panel: Panel, names: Iterable[str], definition: str) -> Iterator[Held]:
-    """Yield the settings `names` of a panel in order, at the panel's only x.
+    """Yield the results of the systems `names` of a panel, in order, at the panel's only x.
 
-    Settings that did not run, or lack `tidy.HELD`, are left out.
+    Systems that did not run, or have no measure `tidy.HELD`, are left out.
     """
     rows = crossings.of_panel(table, panel)
     for name in names:
@@ -50,11 +50,11 @@ def _values(rows: pa.Table, name: str, measure: str) -> list[float]:
 
 
 def cheapest(settings: Iterable[Held], level: float) -> Held | None:
-    """Return the setting with the fewest GPU-hours among those that attain the level; None if no setting does."""
+    """Return the entry with the fewest GPU-hours whose attainment is at least the level; None if there is none."""
     return min((s for s in settings if s.met.mean >= level), key=lambda s: s.gpu_h.mean, default=None)
 
 
 def panels(table: pa.Table, about: About) -> Iterator[tuple[Panel, list[Held]]]:
-    """Yield each panel of a study with its settings."""
+    """Yield each panel of a study, with the results of its systems."""
     for panel in about.panels:
         yield panel, list(held(table, panel, about.systems, about.definitions[0]))

@@ -1,7 +1,7 @@
-"""Runs as data frames (`from harness import load`): a row per run is read at once, requests only on demand.
+"""Runs as data frames (`from harness import load`): the table of runs is read immediately, requests only on demand.
 
 A comparison has millions of requests. So requests are read run by run, or scanned in their files. They become one frame
-only if it fits into a limit of memory.
+only if that frame fits into a memory limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCORED = ("label", "x", "seed", "attainment", "worst_model", "sweep")  # columns
 
 
 class Frames(NamedTuple):
-    """The runs of a folder, and their requests; `run` is a run's name in both."""
+    """The runs of a folder, and their requests; the column `run` has a run's name in both."""
 
     runs: pd.DataFrame
     """A row a run, once for each comparison that has it.
@@ -45,7 +45,7 @@ class Frames(NamedTuple):
 class Requests:
     """The requests of runs: their times in seconds from the window's start, their waits and their tokens.
 
-    Requests are read from files only when they are asked for.
+    The files of requests are read only when the requests are asked for.
     """
 
     def __init__(self, folders: Sequence[Path], columns: Sequence[str] | None) -> None:
@@ -53,11 +53,11 @@ class Requests:
         self._columns = record.chosen(columns)
 
     def __len__(self) -> int:
-        """Return the number of requests, which is read from the facts of runs alone."""
+        """Return the number of requests, from the facts of runs alone; no file of requests is read."""
         return sum(sum((record.meta(folder).get("counts") or {}).values()) for folder in self._folders.values())
 
     def __repr__(self) -> str:
-        """Return a line with the numbers of requests and runs, and the ways to read them."""
+        """Return one line: the numbers of requests and runs, and the methods that read the requests."""
         return f"<{len(self):,} requests of {len(self._folders):,} runs: .of(RUN), .frame(), .scan(), or in a loop>"
 
     def __iter__(self) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -91,11 +91,10 @@ class Requests:
         return rows.astype(dict.fromkeys(words, "category"))
 
     def scan(self) -> dataset.Dataset:
-        """Return all requests as a dataset of PyArrow with a column `run`.
+        """Return all requests as a PyArrow dataset with a column `run`; nothing is read yet.
 
-        It refers to the files, and nothing is read. `polars.scan_pyarrow_dataset` and DuckDB take it. It has all
-        columns of the files (docs/schema.md), with times in whole nanoseconds. Raises UserError for files of another
-        schema.
+        The dataset refers to the files. `polars.scan_pyarrow_dataset` and DuckDB accept it. It has all columns of the
+        files (docs/schema.md), with times in whole nanoseconds. Raises UserError for files of another schema.
         """
         from pyarrow import dataset, fs
 
@@ -147,8 +146,8 @@ def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> 
 def _sweeps(path: Path, beside: set[Path]) -> list[Path]:
     """Find the tables of comparisons for a path.
 
-    If `path` is the folder of a comparison, return its table alone; if it is a run, none. For any other folder, return
-    all tables under it, and those of comparisons that lie directly in the folders `beside`.
+    If `path` is the folder of a comparison, return its table alone; if it is a run, return []. For any other folder,
+    return all tables under it, and the table of each comparison whose folder lies directly in a folder of `beside`.
     """
     if (path / SWEEP).is_file():
         return [path / SWEEP]
@@ -158,7 +157,7 @@ def _sweeps(path: Path, beside: set[Path]) -> list[Path]:
 
 
 def _attained(path: Path) -> pd.DataFrame:
-    """Read label, x, seed and attainment of the runs of a comparison, by its first definition."""
+    """Read label, x, seed and attainment of each run of a comparison, by the comparison's first definition."""
     about = record.footer(path)
     frame = tidy.stored(path).to_pandas()
     frame = frame[frame["definition"] == next(iter(about.get("definitions", ())), "both")]

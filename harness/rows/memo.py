@@ -1,4 +1,4 @@
-"""Columns and rows of a table, each read once for as long as the table lives."""
+"""Columns and other results read from a table, each cached for as long as the table exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def once(work: Callable[Concatenate[pa.Table, P], T]) -> Callable[Concatenate[pa.Table, P], T]:
-    """Cache a function of a table and further arguments, as long as the table lives.
+    """Cache a function of a table and further arguments; the cached results are dropped with the table.
 
     Callers must not change the results.
     """
@@ -46,7 +46,7 @@ def column(table: pa.Table, name: str) -> list[Any]:
 
 @once
 def places(table: pa.Table) -> dict[tuple[str, str, str], list[int]]:
-    """Return the row indices of each label, definition and `over`."""
+    """Return the row indices for each combination of label, definition and `over`."""
     places: dict[tuple[str, str, str], list[int]] = {}
     for i, key in enumerate(zip(*(column(table, name) for name in ("label", "definition", "over")), strict=True)):
         places.setdefault(key, []).append(i)
@@ -54,5 +54,5 @@ def places(table: pa.Table) -> dict[tuple[str, str, str], list[int]]:
 
 
 def along(table: pa.Table) -> str:
-    """Return the name of the column that varies along a curve."""
+    """Return the name of the column along which curves are drawn: "x" if the table has it, else "rate_scale"."""
     return "x" if "x" in table.column_names else "rate_scale"

@@ -1,11 +1,12 @@
-"""Parts: files that hold many runs each, for a study with too many runs to give each a folder.
+"""Parts: files that each store many runs, for a study with too many runs to give each a folder.
 
     <results>/runs/study=fig7/shard=1-1/3f9.parquet   the runs whose hash begins with 3f9, with a column of their names
     <results>/runs/study=fig7/shard=1-1/_3f9.json     their wall-clock facts
     <results>/runs/study=fig7/shard=1-1/_staged/      folders of runs whose part is not written yet
 
-A run in a part is read by the path that its folder would have, `<results>/<system>-<hash8>`. If several parts hold the
-run, the first in order of their paths counts. Any reader of Parquet takes `runs` as one dataset.
+Readers use the path that a run's own folder would have, `<results>/<system>-<hash8>`, for a run in a part too. If
+several parts have the run, the first in order of their paths counts. Any reader of Parquet can open the folder `runs`
+as one dataset.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NAME = pa.field("run", pa.dictionary(pa.int32(), pa.string()), nullable=False)
 
 
 class Partition(NamedTuple):
-    """The place of one shard of a study among the results: its folder, and the parts in it."""
+    """The location of one shard of a study below the results: its folder, and the parts in it."""
 
     study: str
     shard: str  # I-N
@@ -57,13 +58,13 @@ class Partition(NamedTuple):
         return self.folder(results) / STAGED
 
     def part(self, results: Path, name: str) -> Path:
-        """Return the part that holds the run of this name or, if none does, the part of this partition for it."""
+        """Return the part that stores this run or, if none does, the part of this partition that will store it."""
         mine = self.folder(results) / f"{name.rpartition('-')[2][: self.digits]}.parquet"
         return find(results / name) or mine
 
 
 def clean(into: Partition, results: Path) -> None:
-    """Remove what killed writers left in a partition."""
+    """Remove the temporary folders that killed writers left in the folders of a partition."""
     for folder in (into.folder(results), into.staged(results)):
         left.clean(folder)
 
@@ -72,7 +73,7 @@ def clean(into: Partition, results: Path) -> None:
 
 
 def find(run: Path) -> Path | None:
-    """Return the part that holds the run of this path; None where no readable part does."""
+    """Return the part that stores the run of this path; None if no readable part does."""
     digest = run.name.rpartition("-")[2]
     for folder in _folders(run.parent / DATASET):
         names = _listed(folder, _changed(folder))
@@ -86,7 +87,7 @@ def find(run: Path) -> Path | None:
 
 
 def under(path: Path) -> list[Path]:
-    """List the paths of the runs in all parts under a folder, which may be that of a study or of a shard."""
+    """List the paths of the runs in all parts under a folder, which may be the results, a study or a shard."""
     runs = set()
     for part in path.rglob("shard=*/*.parquet") if "=" not in path.name else path.rglob("*.parquet"):
         at = part.relative_to(path).parts
@@ -104,7 +105,7 @@ def sample(results: Path, most: int) -> list[Path]:
 
 
 def names(part: Path) -> frozenset[str]:
-    """Return the names of the runs in a part; none where it is missing or damaged."""
+    """Return the names of the runs in a part; none if the part is missing or damaged."""
     with suppress(UserError, FileNotFoundError):
         return _names(part, *_stamp(part))
     return frozenset()
@@ -131,7 +132,7 @@ def _listed(folder: Path, changed: int) -> frozenset[str]:
 
 
 def _changed(folder: Path) -> int:
-    """Return the ns of a folder's last change; 0 where there is none."""
+    """Return the time of a folder's last change in ns; 0 if there is no folder."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:
@@ -159,7 +160,7 @@ def whole(part: Path, name: str) -> Facts:
 
 
 def rows(part: Path, name: str, schema: pa.Schema, columns: Iterable[str]) -> pa.Table:
-    """Read columns of a run's rows, of this schema. Raises Damaged, and FileNotFoundError."""
+    """Read these columns of a run's rows, with the types of `schema`. Raises Damaged, and FileNotFoundError."""
     stamp = _stamp(part)
     first, count = _about(part, *stamp)["groups"][name]
     wanted = pa.schema([schema.field(column) for column in columns])
@@ -206,7 +207,10 @@ def _intact(part: Path, *_stamp: int) -> None:
 
 
 def forget() -> None:
-    """Clear the cached lists of parts after a part was written: times of folders are too coarse to show it at once."""
+    """Clear the cached lists of parts after a part was written.
+
+    The time of a folder's last change is too coarse to show a new part at once.
+    """
     for known in (_studies, _shards, _listed):
         known.cache_clear()
 

@@ -1,17 +1,17 @@
-"""Estimates from the pooled misses of many windows: the rate that holds a level, ratios of such rates, differences.
+"""Estimates from the pooled misses of many windows: the rate that meets a level, ratios of such rates, differences.
 
-The estimand is the crossing of the *pooled* curve: at each rate, the requests of all windows that missed their SLO over
-all requests offered. The sampling unit is the window. The streams are assigned to models at random for each window, and
-a placement planned for the window affects all of it. So stretches of one window are no independent draws. Every rate
-and system has the same windows, so comparisons are paired.
+The quantity estimated is the crossing of the *pooled* curve. At each rate, the pooled share is the requests of all
+windows that missed their SLO over all requests offered. The sampling unit is the window, for two reasons. The streams
+are assigned to models at random for each window. And a placement planned for the window affects all of it, so stretches
+of one window are not independent draws. Every rate and system has the same windows, so comparisons are paired.
 
 Intervals are 95 %. The interval of a share of misses treats the number of independent episodes as a Poisson count and
 uses its exact limits (Garwood 1936). The number of episodes is the inverse of the squared relative standard error,
-clustered by unit. At no rate may it exceed that of the next higher rate. The interval of a crossing is by inversion. It
-ends at the rates at which the upper and the lower limit of the share, each made monotone, cross the level. The interval
-of a ratio joins those of two crossings (MOVER, Zou and Donner 2008) with the correlation of their units.
-`tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of the bench's own runs
-(`misses.parquet` beside it).
+clustered by unit. At no rate may this number exceed that at the next higher rate. The interval of a crossing is by
+inversion. It ends at the rates at which the upper and the lower limit of the share, each made monotone, cross the
+level. The interval of a ratio combines those of two crossings (MOVER, Zou and Donner 2008) with the correlation of
+their units. `tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of the bench's own
+runs (`misses.parquet` in the same folder).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ FEWEST = 8  # units; fewer give no interval, and no side is named
 class Counts:
     """Missed and offered requests of a system by rate and unit; a unit is a window, or a block of one log.
 
-    `rates_rps` rises; `missed` and `offered` are (rates, units). They count tokens if the definition counts tokens.
+    `rates_rps` is in ascending order; `missed` and `offered` are (rates, units). If the definition counts tokens, they
+    are numbers of tokens.
     """
 
     rates_rps: Floats
@@ -62,8 +63,8 @@ class Counts:
 def mean(models: Sequence[Counts]) -> Counts:
     """Average models with equal weight: return counts whose pooled share of misses is the mean of the models' shares.
 
-    A unit's misses are the mean share plus each model's deviation from its own share, so that intervals are those of
-    the mean. All have the same rates and units.
+    In each unit the misses are the mean share plus each model's deviation from its own share. So intervals of the
+    result are those of the mean. All counts must have the same rates and units.
     """
     offered = np.sum([c.offered for c in models], axis=0)
     total = offered.sum(axis=1, keepdims=True)
@@ -87,7 +88,7 @@ def worst(models: Sequence[Counts]) -> Counts:
 
 
 class Shares(NamedTuple):
-    """The pooled share of misses at each rate, with its interval: (rates) each."""
+    """The pooled share of misses at each rate, with its interval: three arrays (rates)."""
 
     share: Floats
     low: Floats
@@ -95,7 +96,7 @@ class Shares(NamedTuple):
 
 
 def shares(c: Counts) -> Shares:
-    """Pool the misses of each rate. Fewer than `FEWEST` units leave the interval open: 0 to 1."""
+    """Pool the misses at each rate. With fewer than `FEWEST` units the interval is 0 to 1."""
     from scipy.special import gammaincinv
 
     missed, offered = c.missed.sum(axis=1), c.offered.sum(axis=1)
@@ -123,8 +124,9 @@ def shares(c: Counts) -> Shares:
 def crossing(c: Counts, level: float) -> Estimate:
     """Find the rate at which the pooled share of requests that met their SLO falls below the level.
 
-    It is interpolated linearly in logarithms between the rates that were run. Sign "<" (">"): the share is below
-    (above) the level at all of them. An end of the interval is None if it lies beyond the rates that were run.
+    The rate is interpolated linearly in logarithms between the rates that were run. The sign is "<" if the share is
+    below the level at all of them, and ">" if it is above. An end of the interval is None if it lies beyond the rates
+    that were run.
     """
     at, early, late = _crossings(c, 1.0 - level)
     low, high = (None if math.isinf(x) else math.exp(x) for x in (early, late))
@@ -133,10 +135,10 @@ def crossing(c: Counts, level: float) -> Estimate:
 
 
 def slope(c: Counts, level: float) -> Estimate | None:
-    """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None where there is none.
+    """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None if there is no crossing.
 
-    It is taken between the nearest rates at least half an octave below and above the crossing, or else the lowest and
-    highest rate. Sign ">": nothing was missed at the lower of the two.
+    The slope is taken between two rates: the nearest ones at least half an octave below and above the crossing. If
+    there is none on a side, the lowest or highest rate is used. Sign ">": nothing was missed at the lower of the two.
     """
     bracket = _bracket(c, 1.0 - level)
     if bracket is None:
@@ -183,12 +185,12 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
 
 
 def nearest(c: Counts, share: float) -> int:
-    """Return the index of the rate nearest, in octaves, to the one at which misses rise above a share."""
+    """Return the index of the rate nearest to the crossing, in octaves: the rate where misses rise above a share."""
     return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
 
 
 def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
-    """Subtract their attainment from ours at a rate that both ran, paired by unit, in shares of 1."""
+    """Subtract their attainment from ours at a rate that both ran, in shares of 1; the two are paired by unit."""
     i, j = (int(np.flatnonzero(np.isclose(c.rates_rps, rate_rps))[0]) for c in (ours, theirs))
     total = ours.offered[i].sum(), theirs.offered[j].sum()
     gap = float(theirs.missed[j].sum() / total[1] - ours.missed[i].sum() / total[0])
@@ -201,7 +203,7 @@ def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
 
 
 class Verdict(NamedTuple):
-    """Verdict on a ratio: in words, and the p-value of its difference from 1."""
+    """A verdict on a ratio: its words, and the p-value of the ratio's difference from 1."""
 
     words: str  # ahead; behind; equal within 25 %; ahead, by less than 25 %; behind, by less than 25 %; not decided
     p: float
@@ -210,8 +212,8 @@ class Verdict(NamedTuple):
 def verdict(e: Estimate) -> Verdict:
     """Judge a ratio by its interval.
 
-    It has a side, ahead or behind, if the interval excludes 1. It is equal if its one-sided limits are within 25 % of
-    1. If both hold, it is "ahead (or behind), by less than 25 %"; if neither does, "not decided".
+    The verdict is "ahead" or "behind" if the interval excludes 1. It is "equal" if the ratio's one-sided limits are
+    within 25 % of 1. If both are true, it is "ahead (or behind), by less than 25 %"; if neither is, "not decided".
     """
     low, high = e.low or 0.0, math.inf if e.high is None else e.high
     side = "ahead" if low > 1.0 else "behind" if high < 1.0 else ""
@@ -224,8 +226,8 @@ def verdict(e: Estimate) -> Verdict:
 def apart(e: Estimate, within: float) -> str:
     """Judge a difference of attainment: "equal", "ahead", "behind", or "" if it is undecided.
 
-    It is equal if both one-sided limits are at most `within` from 0. Otherwise it has a side if its interval excludes
-    0.
+    It is "equal" if both one-sided limits are at most `within` from 0. Otherwise it is "ahead" or "behind" if its
+    interval excludes 0.
     """
     if e.low is None or e.high is None:
         return ""
@@ -240,11 +242,11 @@ def chance(e: Estimate) -> float:
 
 
 def flat(ours: Counts, theirs: Counts, level: float) -> bool:
-    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or the order changes near it.
+    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or their order changes near it.
 
-    A curve is flat if the upper end of its slope's interval is below 2. The order is compared at half, once and twice
-    the share of misses that the level allows, where both curves cross it. Crossings within 1 % of each other fit either
-    order.
+    A curve is flat if the upper end of its slope's interval is below 2. The order of the two crossings is compared at
+    half, once and twice the share of misses that the level allows. A share counts only if both curves cross it.
+    Crossings within 1 % of each other are consistent with either order.
     """
     slopes = [slope(c, level) for c in (ours, theirs)]
     if any(s is not None and s.high is not None and s.high < STEEP for s in slopes):
@@ -257,7 +259,7 @@ def flat(ours: Counts, theirs: Counts, level: float) -> bool:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Adjust the p-values of several verdicts in one table for multiple comparisons (Holm 1979)."""
+    """Adjust the p-values of several verdicts in one table, as each verdict is one of many comparisons (Holm 1979)."""
     adjusted = [0.0] * len(ps)
     most = 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
@@ -277,15 +279,18 @@ def _p(gap: float, low: float, high: float) -> float:
 
 
 def _residuals(c: Counts) -> Floats:
-    """Return each unit's misses beyond the pooled share, scaled so that their squares sum to the variance."""
+    """Return each unit's misses less those that the pooled share predicts.
+
+    They are scaled so that their squares sum to the variance.
+    """
     share = c.missed.sum(axis=1) / c.offered.sum(axis=1)
     return np.asarray((c.missed - share[:, None] * c.offered) * math.sqrt(c.units / max(1, c.units - 1)))
 
 
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
-    """Return the rate at which misses rise above a share, and the ends of its interval, all three as logarithms.
+    """Return the logarithms of the rate at which misses rise above a share, and of both ends of its interval.
 
-    -inf and inf stand for values beyond the rates that were run. The interval's lower end is at most the highest of
+    -inf and inf represent values beyond the rates that were run. The interval's lower end is at most the highest of
     these rates, and its upper end at least the lowest.
     """
     missed = shares(c)
@@ -322,9 +327,10 @@ def _edge(at: float, c: Counts) -> float:
 
 
 def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
-    """Return the indices of the rates between which the slope at the crossing is taken; None for no crossing.
+    """Return the indices of the two rates between which the slope at the crossing is taken; None without a crossing.
 
-    On either side it is the nearest rate at least half an octave away or, if there is none, the lowest or highest rate.
+    On either side it is the nearest rate at least half an octave from the crossing. If there is none, it is the lowest
+    or highest rate.
     """
     at = _crossings(c, share)[0]
     if math.isinf(at):
@@ -337,8 +343,8 @@ def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
 def _mover(gap: float, below: float, above: float, r: float) -> float:
     """Return the lower end of the interval of a difference between two estimates with correlation `r` (MOVER).
 
-    `gap` is the first estimate minus the second. The first one's interval reaches `below` under it, and the second
-    one's `above` over it.
+    `gap` is the first estimate minus the second. `below` is the distance from the first estimate down to its interval's
+    lower end. `above` is that from the second estimate up to its interval's upper end.
     """
     if math.isinf(below) or math.isinf(above):
         return -math.inf

@@ -1,4 +1,4 @@
-"""Standings of two systems on a panel: who is ahead, by the ratio of crossings or by differences of attainment."""
+"""Comparisons of two systems on a panel: which is ahead, by the ratio of crossings or by differences of attainment."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FALSE = 0.05  # the probability that some verdict of a table names a side where 
 
 
 class Standing(NamedTuple):
-    """The order of two systems and its evidence.
+    """The result of a comparison of two systems, with its evidence.
 
-    The ratio is None if a system's models do not fit, if both hold the level at every rate, or if neither holds it at
-    any rate. If a curve is flat at the level, or the order changes near it, the ratio does not decide. Differences of
-    attainment at three rates then do.
+    The ratio is None if a system's models do not fit, if both systems meet the level at every rate, or if neither meets
+    it at any rate. The ratio does not decide if a curve is flat at the level, or if the order changes near it. Then
+    differences of attainment at three rates decide.
     """
 
     ratio: Estimate | None
@@ -50,12 +50,12 @@ class Standing(NamedTuple):
 
     @property
     def decisive(self) -> Estimate | None:
-        """The ratio if it decides; None if it is missing or a curve is flat, so that differences decide."""
+        """The ratio of crossings if it decides; None if it is missing, or if a curve is flat and differences decide."""
         return None if self.flat else self.ratio
 
 
 def verdict_text(standing: Standing, *, between: str = " ") -> str:
-    """Say who is ahead: the sign, with the ratio if it decides, else with differences in points."""
+    """Say who is ahead: a sign, then the ratio if it decides, else the differences in percentage points."""
     if (ratio := standing.decisive) is not None:
         numbers = ratio.text(RATIO)
     elif gaps := [gap.times(100).text(POINTS, spread=False) for _, gap in standing.differences]:
@@ -85,7 +85,7 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
 
 
 def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standing:
-    """Judge from the counts of two systems on a panel which of them is ahead."""
+    """Judge which of two systems is ahead on a panel, from their counts of misses."""
     axis = panel["axis"]
     unit = panel["unit_rps"] if axis == "rate_scale" else 1.0
     differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
@@ -114,9 +114,9 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
 
 
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
-    """Return the lowest, middle and highest of the rates that both systems ran, a choice that is fixed in advance.
+    """Return the lowest, middle and highest of the rates that both systems ran. The choice does not depend on results.
 
-    Only the rates given by the panel count if both systems ran at least three of them; otherwise all rates count.
+    If both systems ran at least three of the panel's own rates, only those are used; otherwise all rates are.
     """
     both = sorted(set(ours.rates_rps.tolist()) & set(theirs.rates_rps.tolist()))
     given = {reciprocal(x) for x in panel["xs"]} if panel["axis"] in EASES else set(panel["xs"])
@@ -128,8 +128,8 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
     """Judge two systems by their differences at three rates: return the joint verdict and its p-value.
 
     At least two of the rates must be decided. Ahead at one rate and equal at another gives "ahead"; ahead at one and
-    behind at another gives "turns". If only one rate has a side, its p-value is multiplied by the number of rates
-    (Bonferroni).
+    behind at another gives "turns". If only one rate is "ahead" or "behind", its p-value is multiplied by the number of
+    rates (Bonferroni).
     """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
     ahead, behind = (
@@ -146,9 +146,10 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
 
 
 def corrected(standings: Sequence[Standing]) -> list[Standing]:
-    """Correct the verdicts of one table for multiple comparisons (Holm): a side that may be due to chance is dropped.
+    """Correct the verdicts of one table for multiple comparisons (Holm).
 
-    Standings with equal numbers come from the same runs under several conditions: they count once.
+    A verdict "ahead", "behind" or "turns" that may be due to chance is replaced. Comparisons with equal numbers come
+    from the same runs under several conditions, so they count once.
     """
     sided = [i for i, s in enumerate(standings) if s.says.startswith(SIDED)]
     ps = {(s.p, s.ratio, s.differences): s.p for s in (standings[i] for i in sided)}
@@ -161,16 +162,17 @@ def corrected(standings: Sequence[Standing]) -> list[Standing]:
 
 
 def _without_side(standing: Standing) -> str:
-    """Return the verdict in place of a side that may be due to chance: "equal within 25 %", or undecided.
+    """Return the verdict that replaces one that may be due to chance: "equal within 25 %", or undecided.
 
-    It is equal if the ratio is, or if differences decide and are equal at two or more of the three rates.
+    It is "equal" if the ratio is within 25 %. It is also "equal" if differences decide, and at least two of the three
+    are "equal".
     """
     alike = [pooled.apart(gap, NEAR) for _, gap in standing.differences].count("equal") >= 2
     return "equal within 25 %" if "by less than" in standing.says or (standing.flat and alike) else UNDECIDED
 
 
 class Cases(NamedTuple):
-    """Ratios of several cases, which have no interval: the least, the most, and the number on either side of 1."""
+    """A summary of the ratios of several cases: the least, the most, and the numbers above, near and below 1."""
 
     least: Estimate
     most: Estimate
@@ -180,13 +182,16 @@ class Cases(NamedTuple):
     of: int  # cases that have a ratio
 
     def agree(self, says: str) -> int:
-        """Count the ratios on the side that a verdict names; 0 for a verdict without a side."""
+        """Count the ratios that agree with a verdict ("ahead", "equal", "behind"); 0 for any other verdict."""
         word = says.partition(",")[0].split()[0]
         return {"ahead": self.above, "equal": self.near, "behind": self.below}.get(word, 0)
 
 
 def cases(standings: Sequence[Standing]) -> Cases | None:
-    """Join the ratios of several cases; None if no case has a ratio. A bound counts on a side if it excludes 1."""
+    """Summarise the ratios of several cases; None if no case has a ratio.
+
+    A bound counts as above or below 1 only if it excludes 1.
+    """
     ratios = sorted((standing.ratio for standing in standings if standing.ratio is not None), key=lambda e: e.mean)
     if not ratios:
         return None
@@ -197,7 +202,7 @@ def cases(standings: Sequence[Standing]) -> Cases | None:
 
 
 class Claimed(NamedTuple):
-    """A ratio that a study claims, on one of its panels."""
+    """A claim of a study about a ratio, with a panel that it is about, and the comparison on that panel."""
 
     claim: Mapping[str, Any]  # as the study's facts have it
     panel: Panel
@@ -207,7 +212,7 @@ class Claimed(NamedTuple):
 def claimed(table: pa.Table, facts: About) -> list[Claimed]:
     """List every ratio that a study claims, on each panel that the claim is about.
 
-    The standings are corrected together for multiple comparisons (`corrected`).
+    All comparisons are corrected together for multiple comparisons (`corrected`).
     """
     each = []
     for claim in facts.claims:

@@ -1,10 +1,12 @@
-"""Rows on disk: one folder per run, which is whole or absent; equal rows give equal bytes.
+"""Rows on disk: one folder per run, which is complete or absent; equal rows give equal bytes.
 
-A run is `<folder>/requests.parquet`: one row per request, and run facts as JSON in the schema's metadata. Where given,
-`side.json` has wall-clock facts, which count neither for equal bytes nor for the hash. Every table has digests of its
-bytes, which are checked when it is read (`sealed.py`). Where an SLO is a multiple of each request's own latency,
-`solo.parquet` holds that latency by request. All stamps are whole nanoseconds from the window's start. Large studies
-store many runs in one file, a part (`parts.py`). Such runs are read by the paths that their folders would have.
+A run is `<folder>/requests.parquet`: one row per request, and run facts as JSON in the schema's metadata. A run may
+also have `side.json` with wall-clock facts, which enter neither the hash nor the comparison of bytes. Every table
+stores digests of its bytes, which are checked when it is read (`sealed.py`). If an SLO is a multiple of each request's
+own latency alone, `solo.parquet` stores that latency by request.
+
+All times are whole nanoseconds from the window's start. Large studies store many runs in one file, a part (`parts.py`).
+The path of such a run is the one that its folder would have.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def write(
 
     `batches` (of `SCHEMA`, in order of id) are streamed. `metadata` and `counts` (rows by state) go to the footer as
     JSON, `side` goes to side.json. `files` are further files by name, each a stream of bytes. A skipped run has no
-    rows, and `metadata["skipped"]` has the reason. Raises UserError if the disk refuses.
+    rows; `metadata["skipped"]` then has the reason. Raises UserError if the disk refuses.
     """
     folder = Path(folder)
     with _told(folder), replacing(folder) as part:
@@ -118,13 +120,13 @@ def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> N
 def plain(schema: pa.Schema) -> pa.Schema:
     """Return the schema with plain strings in place of dictionary-encoded ones.
 
-    Tables whose dictionaries differ can be compared, joined and sorted once they are cast to it.
+    Tables with different dictionaries can be compared, joined and sorted after a cast to this schema.
     """
     return pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
 
 
 def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping[str, Any]) -> None:
-    """Write one Parquet file of any schema: all of it or nothing. Raises UserError where the disk refuses."""
+    """Write one Parquet file of any schema, all of it or nothing. Raises UserError if the disk refuses."""
     path = Path(path)
     with _told(path), replacing(path) as part, _synced(part) as out:
         _parquet(out, table.to_batches(ROW_GROUP), table.schema, lambda: metadata)
@@ -141,8 +143,8 @@ def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
 def write_part(part: Path, runs: Iterable[Path], changes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write runs into a part (`parts.py`), all of them or none; the other runs in the part stay.
 
-    `runs` are folders of runs, which replace the runs of the same names. `changes` has facts to change, by the name of
-    the run. Raises UserError if a run is missing or damaged, or the disk refuses; a damaged part is replaced.
+    `runs` are folders of runs; they replace runs of the same names in the part. `changes` has facts to change, by run
+    name. Raises UserError if a run is missing or damaged, or the disk refuses; a damaged part is replaced.
     """
     new = {run.name: run for run in runs}
     every = sorted(parts.names(part) | new.keys())
@@ -171,7 +173,7 @@ def write_part(part: Path, runs: Iterable[Path], changes: Mapping[str, Mapping[s
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write one file: all of it or nothing. Raises UserError where the disk refuses."""
+    """Write one file, all of it or nothing. Raises UserError if the disk refuses."""
     path = Path(path)
     with _told(path), replacing(path) as part:
         _bytes(part, [data])
@@ -211,7 +213,10 @@ def _leaf(field: pa.Field) -> str:
 
 
 def _groups(batches: Iterable[pa.RecordBatch], counts: Counter[str]) -> Iterator[pa.Table]:
-    """Yield tables of exactly ROW_GROUP rows (the last may be shorter), however the batches were cut; count states."""
+    """Yield tables of exactly ROW_GROUP rows, except the last, whatever the sizes of the batches.
+
+    Also add the number of rows in each state to `counts`.
+    """
     held: list[pa.RecordBatch] = []
     room = ROW_GROUP
     for batch in batches:
@@ -232,9 +237,11 @@ def _differences(schema: pa.Schema) -> str:
 
 
 def _canonical(batches: Sequence[pa.RecordBatch], counts: Counter[str]) -> pa.Table:
-    """Join batches to a table whose dictionaries hold only the values that occur, in sorted order; count states.
+    """Join batches to a table whose dictionaries have only the values that occur, sorted.
 
     So equal rows give equal bytes.
+
+    Also add the number of rows in each state to `counts`.
     """
     table = pa.Table.from_batches(batches)
     for name in _DICTS:
@@ -264,7 +271,7 @@ def dumps(value: Any) -> str:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into a UserError of one line."""
+    """Turn an error of the disk within the block into a UserError of one line."""
     try:
         yield
     except OSError as error:
@@ -314,7 +321,7 @@ def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -
 
 
 class Pieces:
-    """The rows of a long run; each iteration reads them from the file, a row group at a time."""
+    """The rows of a long run, left on disk: each iteration reads them from the file, one row group at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -334,9 +341,9 @@ class Pieces:
 
 
 def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
-    """Read the rows of a run as `read` does; for a long run, return `Pieces`, which read them later.
+    """Read the rows of a run as `read` does; for a long run, return `Pieces`, which read the rows later.
 
-    Even a long run is read whole if it has token times, or lies in a part.
+    Even a long run is read whole if it has token times or is stored in a part.
     """
     about, path = meta(folder), Path(folder) / ROWS
     if sum((about.get("counts") or {}).values()) <= spilled.MOST_HELD:
@@ -349,13 +356,13 @@ def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
 
 
 def meta(folder: str | os.PathLike[str]) -> Facts:
-    """Read the facts of a run (`forms.RUN`), from the file's footer alone. Raises UserError where there is no run."""
+    """Read the facts of a run (`forms.RUN`) from its file's footer alone. Raises UserError if there is no run."""
     about: Facts = _opened(Path(folder), footer, parts.facts)
     return about
 
 
 def footer(path: str | os.PathLike[str]) -> Facts:
-    """Read the facts of a table that `write_table` wrote, from its footer alone. Raises Damaged, FileNotFoundError."""
+    """Read the facts of a table written by `write_table`, from its footer alone. Raises Damaged, FileNotFoundError."""
     path = Path(path)
     with sealed.reading(path):
         at = path.stat()
@@ -381,7 +388,7 @@ def table(path: Path, form: pa.Schema, absent: frozenset[str] = frozenset()) -> 
 
 
 def whole(folder: str | os.PathLike[str]) -> Facts:
-    """Read the facts of a run, and check its rows against their digest too. Raises UserError as `meta` does."""
+    """Read the facts of a run, and check its rows against their digest. Raises the errors of `meta`."""
 
     def held(path: Path) -> Facts:
         with sealed.reading(path):
@@ -407,7 +414,7 @@ def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _checked(path: Path, about: Mapping[str, Any], rows: pa.Table) -> pa.Table:
-    """Check rows against the facts of their run. Raises Damaged."""
+    """Check the rows of a run against its facts, and return the rows. Raises Damaged."""
     if "state" in rows.column_names and (other := set(pc.unique(rows["state"]).to_pylist()) - set(STATES)):
         raise Damaged(f'{path}: state "{other.pop()}" is not one of {", ".join(STATES)}; {WAY_OUT}')
     if "counts" in about and len(rows) != (counted := sum(about["counts"].values())):
@@ -416,7 +423,7 @@ def _checked(path: Path, about: Mapping[str, Any], rows: pa.Table) -> pa.Table:
 
 
 def present(path: Path, about: Mapping[str, Any]) -> None:
-    """Raise UserError if a file's footer (`about`) names an earlier or later schema than this release reads."""
+    """Raise UserError if a file's footer (`about`) names another schema version than this release reads."""
     version = about.get("schema", 1)
     if version > VERSION:
         raise UserError(f"{path} is of schema {version}, and this release reads {VERSION}: update it")
@@ -425,17 +432,17 @@ def present(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether there is a whole run of this path: in its folder, or in a part."""
+    """Tell whether a complete run of this path is stored: in its own folder, or in a part."""
     return (Path(folder) / ROWS).is_file() or parts.find(Path(folder)) is not None
 
 
 def file(folder: str | os.PathLike[str]) -> Path:
-    """Return the file that holds the rows of a run: in its folder, unless a part has them."""
+    """Return the file that stores the rows of a run: the one in its own folder, or else the part."""
     return _part(Path(folder)) or Path(folder) / ROWS
 
 
 def side(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the wall-clock facts of a run; empty where there are none."""
+    """Read the wall-clock facts of a run; empty if there are none."""
     folder = Path(folder)
     if (part := _part(folder)) is not None:
         about = parts.sides(part).get(folder.name)
@@ -447,7 +454,7 @@ def side(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _part(folder: Path) -> Path | None:
-    """Return the part that holds a run which has no folder."""
+    """Return the part that stores a run without a folder of its own."""
     return None if (folder / ROWS).exists() else parts.find(folder)
 
 
@@ -464,8 +471,8 @@ def _opened(folder: Path, use: Any, of_part: Any) -> Any:
 def runs(path: str | os.PathLike[str]) -> list[Path]:
     """Return the sorted paths of runs: `path` itself if it is a run, else all runs under it.
 
-    If there are none, but `path` has the table of a sweep, return the runs that the table names: they lie beside
-    `path`. Raises UserError if no run is found.
+    If there are none, but `path` has the table of a sweep, return the runs that the table names; these are in the
+    parent folder of `path`. Raises UserError if no run is found.
     """
     path = Path(path)
     if exists(path):

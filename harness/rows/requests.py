@@ -1,4 +1,4 @@
-"""The rows of a run as arrays, one element per request; latencies, and the limits that an SLO gives each request.
+"""The rows of a run as arrays, one element per request; latencies, and each request's limits under an SLO.
 
 TTFT, the time to first token, is first token - intended arrival. TPOT, the time per output token, is (last - first) /
 (n - n_first): see `tpot_s`.
@@ -32,22 +32,22 @@ class Tokens:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """The number of tokens that each request made."""
+        """The number of tokens that each request produced."""
         return np.diff(self.at)
 
     @property
     def owner(self) -> NDArray[np.int64]:
-        """The request of each token."""
+        """The index of the request that each token belongs to."""
         return np.repeat(np.arange(len(self.at) - 1), self.counts)
 
     def gaps(self) -> tuple[NDArray[np.int64], Floats]:
-        """Return the request of each gap between two successive tokens, and the seconds of each gap."""
+        """Return each gap between two successive tokens: the index of its request, and its length in seconds."""
         owner = self.owner
         within = owner[1:] == owner[:-1]
         return owner[1:][within], np.diff(self.ns)[within] / 1e9
 
     def take(self, which: Bools) -> Tokens:
-        """Return the stamps of the requests that `which` selects."""
+        """Return the token times of the requests that `which` selects."""
         counts = np.diff(self.at)
         return Tokens(self.ns[np.repeat(which, counts)], np.concatenate([[0], np.cumsum(counts[which])]))
 
@@ -56,7 +56,8 @@ class Tokens:
 class Rows:
     """Requests as arrays, with one element per request.
 
-    Times are in seconds from the window's start; NaN is a time that never came.
+    Arrivals are in seconds from the window's start, latencies in seconds from the arrival. A latency is NaN if its
+    event never came.
     """
 
     models: tuple[str, ...]
@@ -86,7 +87,7 @@ class Rows:
 
     @property
     def stamps(self) -> Tokens:
-        """The token stamps of a run that has them."""
+        """The token times of a run that stores them."""
         assert self.tokens is not None, "a run without token times"
         return self.tokens
 
@@ -116,9 +117,9 @@ def rows(table: pa.Table) -> Rows:
 
 
 def extent(pieces: Iterable[pa.Table]) -> tuple[tuple[str, ...], float, int]:
-    """Return the sorted models of a run in pieces, its last arrival in seconds, and its number of requests.
+    """Return the sorted models of a run, its last arrival in seconds, and its number of requests.
 
-    Pieces need the columns model and arrival_ns alone.
+    The run is read in pieces, which need only the columns model and arrival_ns.
     """
     models, last_ns, n = set[str](), 0, 0
     for table in pieces:
@@ -128,14 +129,14 @@ def extent(pieces: Iterable[pa.Table]) -> tuple[tuple[str, ...], float, int]:
 
 
 def of_models(rows: Rows, models: tuple[str, ...]) -> Rows:
-    """Return the rows with model codes that index `models`, the models of the whole run."""
+    """Return the rows with new model codes: indices into `models`, the models of the whole run."""
     if rows.models == models:
         return rows
     return replace(rows, models=models, model=np.array([models.index(m) for m in rows.models], np.int32)[rows.model])
 
 
 def take(rows: Rows, which: Bools) -> Rows:
-    """Keep the requests that `which` selects; `models` stays whole."""
+    """Return only the requests that `which` selects; `models` stays complete."""
     if which.all():
         return rows
     arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name not in {"models", "tokens"}}
@@ -144,7 +145,7 @@ def take(rows: Rows, which: Bools) -> Rows:
 
 
 def in_window(rows: Rows, window_s: float) -> Bools:
-    """Tell which requests were offered: 0 <= arrival < window."""
+    """Return a mask of the requests that were offered: 0 <= arrival < window."""
     return (rows.arrival_s >= 0.0) & (rows.arrival_s < window_s)
 
 
@@ -154,7 +155,7 @@ def _numpy(table: pa.Table, name: str) -> NDArray[Any]:
 
 
 def _known(table: pa.Table, name: str) -> Floats:
-    """Return a column that may be null as floats; all NaN where the column was not read."""
+    """Return a column that may have nulls as floats, NaN for null; all NaN if the table lacks the column."""
     if name not in table.column_names:
         return np.full(len(table), np.nan)
     known: Floats = table.column(name).to_numpy().astype(np.float64)
@@ -162,7 +163,7 @@ def _known(table: pa.Table, name: str) -> Floats:
 
 
 def _codes(table: pa.Table, name: str) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Return the sorted values that occur, and codes into them."""
+    """Return the sorted values that occur in a column, and for each row the index of its value."""
     column = table.column(name)
     column = (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).combine_chunks()
     words, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
@@ -198,12 +199,12 @@ def norm_s(rows: Rows) -> Floats:
 
 
 def quantile(values: Floats, q: float) -> float:
-    """Return the linear-interpolation quantile; a missing value (NaN) counts as infinite. NaN for no values."""
+    """Return the linear-interpolation quantile; a missing value (NaN) counts as infinite. NaN without any values."""
     return interpolated(np.sort(np.where(np.isnan(values), np.inf, values)), q)
 
 
 def interpolated(ranked: Floats, q: float) -> float:
-    """Return the linear-interpolation quantile of values in ascending order; NaN for no values."""
+    """Return the linear-interpolation quantile of values in ascending order; NaN if there are none."""
     if not len(ranked):
         return math.nan
     place = (len(ranked) - 1) * q
@@ -217,7 +218,7 @@ def interpolated(ranked: Floats, q: float) -> float:
 
 
 class Limits(NamedTuple):
-    """TTFT and TPOT limits in seconds, one of each per request."""
+    """TTFT and TPOT limits in seconds, with one element per request."""
 
     ttft_s: Floats
     tpot_s: Floats

@@ -1,4 +1,4 @@
-"""Scores of runs: attainment by every definition, and other measures, as rows of the tidy table."""
+"""Scores of runs: attainment by every definition and other measures, as rows of a table (run x model x definition)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def scores(runs: Iterable[Run]) -> pa.Table:
 def score(
     run: Run, *, by_model: bool = True, definitions: Collection[str] = tuple(DEFINITIONS), more: Iterable[Value] = ()
 ) -> pa.Table:
-    """Score one run into rows of the tidy table: these definitions and every measure, pooled and by model.
+    """Score one run: return table rows for these definitions and every measure, pooled and by model.
 
-    Without `by_model` models have rows of attainment alone. `more` has further rows; a run that was skipped or is
-    infeasible does not get them.
+    Without `by_model`, rows by model have attainment alone. `more` has further rows, which a skipped or infeasible run
+    does not get.
     """
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
@@ -81,7 +81,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 class Value(NamedTuple):
-    """A row of the tidy table, without the facts of its run."""
+    """A row of the table of scores, without the facts of its run."""
 
     definition: str
     over: str
@@ -122,10 +122,10 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
 def tallied(
     run: Run, spec: Mapping[str, Any], definitions: Collection[str], *, measured: bool = True, by_model: bool = True
 ) -> Tally:
-    """Sum attainment over the offered requests of a run, which is read in pieces if it is long.
+    """Sum attainment over the offered requests of a run. A long run is read in pieces.
 
-    With `measured`, sum the other measures and the causes of misses too. With `by_model` as well, also sum these
-    measures for each model.
+    With `measured`, also sum the other measures and the causes of misses. With `by_model` as well, sum these measures
+    for each model too.
     """
     pieces = run.table if isinstance(run.table, record.Pieces) else [run.table]
     needed = pieces.columns(["model", "arrival_ns"]) if isinstance(pieces, record.Pieces) else pieces
@@ -150,7 +150,7 @@ def _known(value: float) -> float | None:
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics, and copy its counts.
 
-    All shares are over the window alone: neither warm-up nor drain counts.
+    All shares are over the window alone, without warm-up and drain.
     """
     gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)

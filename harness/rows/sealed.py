@@ -1,6 +1,6 @@
-"""Parquet files that are checked: their bytes against digests (`harness/store.py`), their facts against a form.
+"""Checks of Parquet files: of their bytes against digests (`harness/store.py`), and of their facts against a form.
 
-Files of earlier releases and of other programs have no digests. They are checked against their form alone.
+Files of earlier releases and of other programs have no digests, so only their form is checked.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true 
 
 
 class Damaged(UserError):
-    """A stored file that bench did not write in this form."""
+    """The error for a stored file that is damaged, or that is not of the form in which the bench writes it."""
 
 
 class Facts(dict[str, Any]):
-    """Facts of a file; a missing key raises Damaged. `where` is that file, or a table in its facts."""
+    """Facts of a file, by key; a missing key raises Damaged. `where` names the file, or a table within its facts."""
 
     def __init__(self, where: str, values: Mapping[str, Any]) -> None:
         super().__init__((key, _told(f"{where}: {key}", value)) for key, value in values.items())
@@ -42,7 +42,7 @@ class Facts(dict[str, Any]):
 
 
 def _told(where: str, value: Any) -> Any:
-    """Convert tables within a value to Facts, each with its place in the file."""
+    """Convert the tables within a value to Facts. Each gets its place in the file as `where`."""
     if isinstance(value, dict):
         return Facts(where, value)
     if isinstance(value, list):
@@ -51,9 +51,9 @@ def _told(where: str, value: Any) -> Any:
 
 
 def intact(path: Path, *, rows: bool) -> None:
-    """Check a file's footer, and on request its rows, against its digests; skip a file without them.
+    """Check a file's footer, and with `rows` also its rows, against its digests; do nothing if it has none.
 
-    Raises Damaged, and OSError where it cannot be read.
+    Raises Damaged, and OSError if the file cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # one look, as a writer may replace it at any instant
         raise Damaged(f"{path}: not a file; move it away and run again")
@@ -66,9 +66,9 @@ def intact(path: Path, *, rows: bool) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an error of a reader into a UserError of one line that names the file.
+    """Turn an error of the block, which reads a file, into a UserError of one line that names the file.
 
-    FileNotFoundError passes. It is also raised for a file on a network file system that was just replaced.
+    FileNotFoundError passes unchanged. It also comes from a file on a network file system that was just replaced.
     """
     try:
         yield
@@ -122,7 +122,7 @@ def fault(value: Any, form: Any, name: str) -> str:
 
 
 def _inside(value: Any, form: Any, name: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yield each part of a list or table that the form describes, with the part's own form and its name."""
+    """Yield each item of a list or table for which `form` has a form: the item, its form and its name."""
     match form:
         case [_, _, *_]:
             yield from ((x, part, name) for x, part in zip(value, form, strict=True))
@@ -135,7 +135,7 @@ def _inside(value: Any, form: Any, name: str) -> Iterator[tuple[Any, Any, str]]:
 
 
 def _is_like(value: Any, form: Any) -> bool:
-    """Tell whether a value has the type that a form asks for. Its parts are not checked."""
+    """Tell whether a value has the type that a form requires. The items within the value are not checked."""
     match form:
         case tuple():
             return any(_is_like(value, part) for part in form)
@@ -164,9 +164,9 @@ def _words(form: Any) -> str:
 
 
 def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str] = frozenset()) -> None:
-    """Check a table's columns against a schema: each must be there once, with its type and without forbidden nulls.
+    """Check that a table has each column of a schema once, of its type, and without nulls that the schema forbids.
 
-    A column may be encoded as a dictionary or not. Columns in `absent` may be missing. Raises Damaged.
+    A column may be dictionary-encoded or not. Columns in `absent` may be missing. Raises Damaged.
     """
     there = Counter(table.column_names)
     for field in form:
@@ -183,9 +183,10 @@ def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str]
 
 
 def filled(path: Path, table: pa.Table, form: pa.Schema) -> pa.Table:
-    """Return a table with the columns of a schema, in its order. Columns that an earlier release did not have are null.
+    """Return a table with the columns of a schema, in the schema's order.
 
-    Only nullable columns may be missing. Raises Damaged.
+    Missing columns are added with nulls, for files of earlier releases. Only nullable columns may be missing. Raises
+    Damaged.
     """
     columns(path, table, form, frozenset(field.name for field in form if field.nullable))
     there = set(table.column_names)
@@ -196,7 +197,7 @@ def filled(path: Path, table: pa.Table, form: pa.Schema) -> pa.Table:
 
 
 def spelt(kind: pa.DataType) -> pa.DataType:
-    """Return a type without its dictionary: the type of the dictionary's values.
+    """Return a type without dictionary encoding: for a dictionary, the type of its values.
 
     A list becomes `pa.list_` of its values' type; other types stay.
     """

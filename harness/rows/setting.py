@@ -1,4 +1,4 @@
-"""The setting of runs in words, for captions and tables: machine, plans, and requests left out of logs."""
+"""The settings of runs in words, for captions and tables: machine, plans, and requests left out of logs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ LAW = "kernels take turns"  # the law by which models share a GPU in the simulat
 
 
 def fidelities(kinds: Iterable[str]) -> str:
-    """List how runs were made, each kind once. Simulated runs also have the law by which models share a GPU."""
+    """List the fidelities of runs, each once. Simulated runs also have the law by which models share a GPU."""
     return ", ".join(f"{kind} ({LAW})" if kind == "simulated" else kind for kind in dict.fromkeys(kinds))
 
 
 def plans(origins: Iterable[str]) -> str:
-    """Describe which requests planners saw.
+    """Describe which requests planners saw when they made their plans.
 
-    Planners that know the window serve only for a bound. They are left out if other planners do not know it.
+    Planners that know the window's own requests are used only for a bound. They are left out if other planners do not
+    know them.
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
@@ -34,12 +35,12 @@ def plans(origins: Iterable[str]) -> str:
 
 
 def scaled(factors: Mapping[str, float]) -> str:
-    """List the constants of the machine that a run scales, each with its factor."""
+    """List the constants of the machine that a run scales, each with its scale factor."""
     return ", ".join(f"{name} x {factor:g}" for name, factor in factors.items())
 
 
 def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
-    """Describe the requests of each log that were left out, as no model serves them; empty without any."""
+    """Describe the requests of each log that were left out, because no model serves them; empty if there are none."""
     texts = {
         str(panel["trace"]).partition("+")[0]: text
         for panel in panels
@@ -51,7 +52,7 @@ def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
 def degrees(chosen: Iterable[tuple[str, str | None]]) -> str:
     """Say which systems chose their own degrees of parallelism; empty if none did.
 
-    `chosen` has pairs of a label and "own", or of a label and None if the model set gives the degrees.
+    `chosen` has a pair for each system: its label, and "own" or None. None means that the model set gives the degrees.
     """
     names = sorted({label for label, word in chosen if word == "own"})
     return f"own degrees of parallelism: {', '.join(names)}; all others have the model set's" if names else ""
@@ -61,7 +62,7 @@ ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square
 
 
 def machine(spec: Mapping[str, Any]) -> str | None:
-    """Describe for a caption the settings of a run's spec that are not the defaults; None if all are defaults."""
+    """Describe those settings of a run's spec that are not the defaults, for a caption; None if all are defaults."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
     held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
     facts = [

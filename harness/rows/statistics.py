@@ -1,4 +1,4 @@
-"""Statistics over the runs of a point: means with 95 % intervals, and crossings of a curve with a level."""
+"""Statistics over the runs at one point of a curve: means with 95 % intervals, and where a curve crosses a level."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _RESAMPLES = 9_999
 def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
     """Estimate the mean over runs: t interval below 8 runs, BCa bootstrap (9,999 resamples, fixed seed) from 8.
 
-    The interval is clipped to `within`, the possible range. There is none for a single value, or if a value is not
-    finite. Raises ValueError on no values.
+    The interval is clipped to `within`, the possible range. There is no interval for a single value, or if any value is
+    not finite. Raises ValueError on no values.
     """
     x = np.asarray(values, np.float64)
     if not len(x):
@@ -73,7 +73,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate:
 
 
 def wins(difference: Estimate) -> bool:
-    """Tell whether a paired difference is above 0 beyond its interval."""
+    """Tell whether a paired difference is above 0 with its whole interval."""
     return difference.low is not None and difference.low > 0.0
 
 
@@ -83,7 +83,7 @@ Curve = Mapping[float, float]  # x -> attainment, of one seed
 
 
 class Point(NamedTuple):
-    """A sampled x of a curve, with the attainment and the fit there."""
+    """A sampled x of a curve, with the attainment there and the value of the non-increasing fit there."""
 
     x: float
     attained: float  # 0 where it is undefined (NaN)
@@ -111,18 +111,19 @@ def fitted(curve: Curve) -> list[Point]:
 def held(curve: Curve, level: float) -> float | None:
     """Return the largest sampled x at which the fit is >= level; None if the fit is below the level everywhere.
 
-    Attainment at that x is >= level too, and it is below the level at the next sampled x: a pool of the fit ends with
-    values of at least its mean, and begins with values of at most its mean.
+    Attainment itself is also >= level at that x, and below the level at the next sampled x. The reason is that each
+    pool of the fit ends with values of at least its mean, and begins with values of at most its mean.
     """
     return max((point.x for point in fitted(curve) if point.fitted >= level), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A pooled curve's crossing of a level, with the points that the fit smooths over.
+    """The x at which a pooled curve crosses a level, and two numbers on the dips that the fit smooths over.
 
-    The first dip below the level would understate capacity, and the highest sampled rate that holds it would reward
-    noise. So the crossing is that of the fit. `fails` and `dip` show what the fit smooths over.
+    The first dip below the level would understate capacity, and the highest sampled rate that meets the level would
+    reward noise. So the crossing is that of the fit. `fails` is the easiest x below the level, and `dip` the deepest
+    dip below the fit.
     """
 
     at: Estimate
@@ -137,9 +138,10 @@ class Crossing:
 def fewest(curve: Curve, level: float, n: int = 1) -> Crossing:
     """Return the smallest sampled x at which the non-decreasing fit is >= level, where x counts GPUs.
 
-    GPUs come in whole numbers: nothing is interpolated, and there is no interval. The x returned was sampled, and holds
-    the level by itself (see `held`). If it is the smallest sampled x, it has the sign "<". If even the largest sampled
-    x is below the level, that x is returned, with the sign ">". `n` is the estimate's n (runs or blocks).
+    GPUs come in whole numbers: nothing is interpolated, and there is no interval. The returned x was sampled, and
+    attainment at it is itself >= level (see `held`). If it is the smallest sampled x, the sign is "<". If the fit is
+    below the level even at the largest sampled x, that x is returned with the sign ">". `n` is the estimate's n (runs
+    or blocks).
     """
     points = fitted({-x: y for x, y in curve.items()})
     x = held({-x: y for x, y in curve.items()}, level)

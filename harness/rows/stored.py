@@ -1,4 +1,4 @@
-"""The kinds of files that are stored beside runs (`harness/store.py`), and stamps of the files that an answer uses."""
+"""The kinds of files stored in addition to runs (`harness/store.py`), and stamps of the files that a result uses."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def stamp(path: Path) -> Stamp:
 
 
 def unchanged(stamps: Mapping[str, Stamp], root: Path = Path()) -> bool:
-    """Tell whether files still have these stamps. Their paths are relative to `root`."""
+    """Tell whether files still have these stamps. `root` is the folder to which their paths are relative."""
     return all(stamp(root / path) == at for path, at in stamps.items())
 
 
 def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) -> Kind[pa.Table]:
-    """Return the kind (`store.Kind`) of tables with the columns of a form.
+    """Return the kind (`store.Kind`) of stored tables that have the columns of a form.
 
-    The inputs of a table are stored in its footer, except for the input "rows": `rows` computes it from the table's
-    path.
+    A table's footer stores the inputs from which it was made, except "rows". For that input, `rows` computes the value
+    from the table's path.
     """
 
     def write(path: Path, table: pa.Table, inputs: Facts) -> None:
@@ -47,9 +47,9 @@ def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) ->
 
 
 def _note(path: Path) -> dict[str, Any]:
-    """Read a note, which is a JSON object.
+    """Read a note, a JSON object that may have stamps of files.
 
-    Raises ValueError for other JSON, or if a file has changed since the note took its stamp.
+    Raises ValueError for any other JSON, or if one of the files has changed since.
     """
     note = json.loads(path.read_bytes())
     if not isinstance(note, dict) or not unchanged(dict(note.get("files", ()))):

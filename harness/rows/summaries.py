@@ -1,4 +1,4 @@
-"""Summaries of a table of scores: points over seeds, engine caps that limited steps, and why some runs did not run."""
+"""Summaries of a table of scores: points over seeds, engine limits that bound steps, and why some runs did not run."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ BINDS = 0.01  # above this share a cap is part of the result, and reported
 
 @once
 def invalid(table: pa.Table) -> dict[str, str]:
-    """Return the labels with an invalid run, each with the first reason and the number of such runs."""
+    """Return a text for each label with an invalid run: the first reason and the number of such runs."""
     frame = table.select(["label", "run", "invalid"]).to_pandas().drop_duplicates("run")
     return _reasons(frame, "invalid", lambda bad, runs: f"{bad} of {runs} runs: " if runs > 1 else "")
 
 
 def infeasible(table: pa.Table) -> dict[str, str]:
-    """Return the labels with an infeasible run, each with the first reason and the number of such runs."""
+    """Return a text for each label with an infeasible run: the first reason, and how many runs if not all."""
     point = ["label", "rate_scale", "seed"]
     frame = table.select([*point, "infeasible"]).to_pandas().drop_duplicates(point).sort_values(point)
     return _reasons(frame, "infeasible", lambda bad, runs: f"in {bad} of {runs} runs: " if bad < runs else "")
 
 
 def _reasons(frame: pd.DataFrame, name: str, of: Callable[[int, int], str]) -> dict[str, str]:
-    """Return a text for each label with a run for which the column `name` states a reason.
+    """Return a text for each label that has a run with a reason in the column `name`.
 
-    The text is the result of `of` (for the number of these runs, and of all runs), then the first reason.
+    The text is `of(number of these runs, number of all runs)`, followed by the first reason.
     """
     reasons = {}
     for label, runs in frame.groupby("label", observed=True, sort=False):
@@ -51,8 +51,8 @@ def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]
     """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one per model).
 
     `took` has the numbers of GPUs that each label's runs took, `asked` the panel's number. A label that took any other
-    number set its own. Along an axis of GPUs, `asked` is None. A label then set its own number if all its runs took the
-    same, and the panel has several numbers.
+    number set its own. If GPUs are the panel's axis, `asked` is None. Then a label set its own number if all its runs
+    took the same, and other labels took others.
     """
     several = len(set().union(*took.values())) > 1
     return {
@@ -63,7 +63,7 @@ def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]
 
 
 def with_gpus(label: str, counts: Collection[int]) -> str:
-    """Add to a label the GPUs that it took: `dedicated (8 and 18 GPUs)`."""
+    """Append to a label the numbers of GPUs that its runs took: `dedicated (8 and 18 GPUs)`."""
     every = sorted(counts)
     text = " and ".join(map(str, every)) if len(every) < 3 else f"{every[0]} to {every[-1]}"
     return f"{label} ({text} GPUs)"
@@ -79,8 +79,8 @@ def summary(
 ) -> pd.DataFrame:
     """Estimate each point from its seeds: a frame with the columns `by`, mean, low, high, n, infeasible.
 
-    A point is a group of rows with the same values in the columns `by`, of which the definition is the last. The mean
-    is NaN for a point without a value. The bounds low and high are NaN for a point without an interval.
+    A point is a group of rows with the same values in the columns `by`; the last of these columns is the definition.
+    The mean is NaN for a point without a value. The bounds low and high are NaN for a point without an interval.
     """
     import pandas as pd
 
@@ -100,7 +100,10 @@ def summary(
 
 
 class Bound(NamedTuple):
-    """An engine cap that limited more than a share `BINDS` of a system's steps at some rate, averaged over seeds."""
+    """An engine cap that limited more than a share `BINDS` of a system's steps at some rate, averaged over seeds.
+
+    A cap is a setting such as the most tokens or sequences of a step.
+    """
 
     cap: str  # the field of the spec
     label: str
@@ -110,7 +113,7 @@ class Bound(NamedTuple):
 
 
 def bound(table: pa.Table) -> list[Bound]:
-    """Return the caps that limited steps of systems, in the order of `CAPS`, then by the system's name."""
+    """Return the caps that limited a system's steps, in the order of `CAPS`, then by the system's name."""
     names = pa.array([*CAPS, "offered_rps"])
     pooled = pc.equal(table.column("over").cast(pa.string()), "pooled")
     wanted = pc.and_(pooled, pc.is_in(table.column("definition").cast(pa.string()), names))

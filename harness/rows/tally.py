@@ -1,11 +1,11 @@
 """Sums over the offered requests of a run. Requests are added in pieces, so that a long run is scored in little memory.
 
-A run in one piece has the same sums as if all its requests were added at once. Latencies are stored until quantiles are
-taken; those of a long run are in files.
+The sums do not depend on the pieces. Latencies are stored until quantiles are computed; those of a long run are stored
+in files.
 
-Every share has the *offered* requests as its denominator: those with 0 <= arrival < window. A request that did not end
-`done` is a miss under every definition. Percentiles count a latency that never came as infinite, so that overload
-cannot improve them. Per-token measures of a run without token times are None, never approximated.
+Every share has the number of *offered* requests as its denominator: those with 0 <= arrival < window. A request that
+did not end `done` is a miss under every definition. Percentiles count a latency that never came as infinite, so that
+overload cannot improve them. Per-token measures of a run without token times are None, never approximated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNDEFINED = -math.inf  # a TPOT of a request that has none, as all its tokens ca
 
 
 def share(scores: Floats, weights: Floats) -> float:
-    """Average the scores of the offered requests, each by its weight; NaN if none was offered."""
+    """Return the weighted mean of the scores of the offered requests; NaN if none was offered."""
     whole = float(weights.sum())
     return float((scores * weights).sum()) / whole if whole else math.nan
 
@@ -48,8 +48,9 @@ def jain(values: Iterable[float]) -> float:
 def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
     """Return the seconds with at least one request in the system, and the latest end of a request.
 
-    The seconds are the length of the union of all [arrival, end]. `reach_s` is the latest end of the requests that came
-    before. A request that never ended lasts as long as its stored waits, which reach to the run's end.
+    The seconds are the length of the union of all [arrival, end]. `reach_s` is the latest end among the requests of
+    earlier calls. A request that never ended lasts as long as the sum of its stored waits, which reach to the run's
+    end.
     """
     end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
     order = np.argsort(rows.arrival_s, kind="stable")
@@ -74,7 +75,7 @@ def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tu
 
 @dataclass
 class Attained:
-    """The sums of a definition of attainment."""
+    """The sums for one definition of attainment."""
 
     missed: Floats  # has a row for each model and a column for each block of the window, as has `asked`
     asked: Floats
@@ -107,7 +108,7 @@ class Measured:
     norm: tuple[float, int] = (0.0, 0)
 
     def add(self, rows: Rows, slo: Limits) -> None:
-        """Add requests, which come in order of arrival."""
+        """Add requests. Calls must be in order of arrival."""
         tpot = tpot_s(rows)
         self.offered += len(rows)
         self.met += float(both(rows, slo).astype(np.float64).sum())
@@ -142,7 +143,7 @@ def _mean(sums: tuple[float, int]) -> float:
 
 
 class Tally:
-    """The sums over the requests of a run, which are added in order; `most` is the largest number of requests."""
+    """The sums over the requests of a run, added in order of arrival; `most` is the largest number of requests."""
 
     def __init__(self, models: tuple[str, ...], window_s: float, most: int, definitions: Sequence[str]) -> None:
         self.models, self.window_s = models, window_s
@@ -163,7 +164,7 @@ class Tally:
             self._score(name, rows, slo, why)
 
     def measure(self, rows: Rows, slo: Limits, *, by_model: bool) -> None:
-        """Add offered requests, which come in order of arrival, to the measures other than attainment."""
+        """Add offered requests, in order of arrival, to the measures other than attainment."""
         tpot = tpot_s(rows)
         seconds = {
             "ttft": rows.ttft_s,
@@ -195,7 +196,7 @@ class Tally:
             sums.causes += causes.counts(rows, slo, name, scores)
 
     def quantiles(self) -> dict[str, float]:
-        """Return the quantiles of each latency, as `ttft_p50_s`."""
+        """Return the quantiles of each latency, by names such as `ttft_p50_s`."""
         quantiles: dict[str, float] = {}
         for name, stored in self._seconds.items():
             seconds = spilled.like(self.pooled.offered, np.float64)
@@ -205,7 +206,7 @@ class Tally:
         return quantiles
 
     def by_model(self) -> dict[int, dict[str, float]]:
-        """Return the quantiles of each model that was offered requests, as `quantiles` does."""
+        """Return for each model that was offered requests the same quantiles as `quantiles`."""
         begins = np.cumsum(self.offered) - self.offered
         quantiles: dict[int, dict[str, float]] = {code: {} for code in np.flatnonzero(self.offered).tolist()}
         for name, stored in self._seconds.items():

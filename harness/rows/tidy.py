@@ -1,4 +1,4 @@
-"""The tidy table of a sweep: a row for each run, model and measure."""
+"""The table of scores of a sweep, in tidy form: a row for each run, model and measure."""
 
 from __future__ import annotations
 
@@ -79,9 +79,10 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 
 
 def stored(path: Path) -> pa.Table:
-    """Read the scored table of a sweep.
+    """Read the table of scores of a sweep.
 
-    Raises FileNotFoundError, and Damaged: also if a rate is not above 0, or if a model or count is missing.
+    Raises FileNotFoundError, and Damaged. Damaged also means that a rate is not above 0, or that a model or count is
+    missing.
     """
     record.present(path, record.footer(path))
     table = record.table(path, STORED, absent=frozenset({"condition", "x"}))  # only those of studies have them

@@ -1,8 +1,8 @@
-"""Systems that passed `bench check`, identified by the content of their files. Others given by path are `unchecked`.
+"""Systems that passed `bench check`, identified by their files' content. Others given by path are `unchecked`.
 
-Shipped systems are listed in systems/checked.toml, which `bench check --all --store` writes and a test compares with
-the files. Its table `full` lists those that passed `--full`, with the digest of the laws, cases and engine at that
-time. Other systems that passed on this machine, under the present laws, are listed in the user's cache folder.
+systems/checked.toml lists the shipped systems. `bench check --all --store` writes it, and a test compares it with the
+files. Its table `full` lists the systems that passed `--full`, with the digest of the laws, cases and engine at that
+time. Any other system that passed on this machine, under the present laws, is listed in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ HEAD = """\
 
 
 def content(name: str) -> str:
-    """Return the SHA-256 of a system's whole file, by name or path. It covers comments and docstrings.
+    """Return the SHA-256 of the whole file of a system, named or given by path; comments and docstrings count.
 
-    Some laws of `bench check` read these too. Raises UserError if there is no such system.
+    They count because some laws of `bench check` read them. Raises UserError if there is no such system.
     """
     return sha256(path(name).read_bytes()).hexdigest()
 
 
 def vetted(name: str) -> bool:
-    """Tell whether a system's file, as it is now, has passed `bench check`."""
+    """Tell whether the present content of a system's file has passed `bench check`."""
     try:
         passed = content(name)
     except UserError:  # it ran, and is gone
@@ -47,9 +47,9 @@ def vetted(name: str) -> bool:
 
 
 def unreached(name: str) -> str:
-    """Describe the code of a system's file that no case of its check reached; "" if all was reached.
+    """Describe the code of a system's file that no case of its check executed; "" if all was executed.
 
-    It is also "" for a system that is not given by path, or has not passed.
+    Also "" for a system that is not given by path, or has not passed.
     """
     try:
         note = _note(content(name))
@@ -59,7 +59,7 @@ def unreached(name: str) -> str:
 
 
 def mark(name: str) -> str:
-    """Return the mark of a system: UNCHECKED, IN_PART if its check did not reach all of its file, else "" (none)."""
+    """Return the mark of a system: UNCHECKED, IN_PART if its check did not execute all of its file, else ""."""
     if unchecked([name]):
         return UNCHECKED
     return IN_PART if unreached(name) else ""
@@ -90,18 +90,18 @@ def _read() -> dict[str, Any]:
 
 
 def keep(passed: str, unreached: str = "") -> None:
-    """Record on this machine that a file of this hash has passed, and which of its code no case reached.
+    """Record on this machine that a file of this hash has passed; `unreached` describes its code that no case executed.
 
-    Raises UserError where nothing can be written.
+    Raises UserError if nothing can be written.
     """
     TEXTS.write(_note(passed), unreached, {})
 
 
 def store(passed: dict[str, str], names: Iterable[str], under: str | None = None) -> None:
-    """Write into the repository the hashes of the systems that passed.
+    """Write the hashes of the systems that passed into systems/checked.toml.
 
-    `names` are the systems on hand: those among them that did not pass now keep their entries. For a check at full
-    length, `under` is the digest of the laws, cases and engine.
+    `names` are all present systems: those that did not pass this time keep their entries. For a check at full length,
+    `under` is the digest of the laws, cases and engine.
     """
     full = _read().get("full", {})
     if under is not None:
@@ -122,5 +122,5 @@ def _note(passed: str) -> Path:
 
 @cache
 def _laws() -> str:
-    """Return the hash of the laws that a check tests: once they change, systems must pass again."""
+    """Return the hash of the laws that a check tests. If it changes, systems must pass again."""
     return sha256(b"\0".join(file.read_bytes() for file in sorted(LAWS.glob("*.py")))).hexdigest()

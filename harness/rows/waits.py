@@ -1,4 +1,4 @@
-"""States of a request, and the causes on which its time is spent; the times of the causes sum to its latency."""
+"""States of a request, and the causes to which its time is attributed; the times of the causes sum to its latency."""
 
 from __future__ import annotations
 

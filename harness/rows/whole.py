@@ -1,13 +1,15 @@
-"""Files and folders that are whole or absent, on a disk to which other processes and machines write as well.
+"""Files and folders that are complete or absent, on a disk to which other processes and machines write as well.
 
 New content is written to a temporary folder (`.<name>.<machine>-<process>-<random>.part`) beside its destination. One
-rename then moves it there. No two writers use the same temporary name, so they need no lock: `flock` is missing on some
-shared file systems and local on others. Writers of equal bytes both succeed, and the last rename stands.
+rename then moves it there. Two writers never use the same temporary name, so they need no lock: `flock` is missing on
+some shared file systems and local on others. If two writers have equal bytes, both succeed, and the last rename
+remains.
 
     machine   hash of host, boot and PID namespace: two pods on one host are two machines
-    dead      on this machine: not in its process table; on another: nothing in the folder changed for `AGE` seconds
+    dead      on this machine: not in its process table; on another: nothing in the folder changed for the time in `AGE`
 
-Ages are differences of stamps that the file system gave, so no clock of this machine is read.
+The environment variable named in `AGE` sets that time in seconds. Ages are differences of times that the file system
+assigned, so this machine's clock is not read.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ IN_PLACE = {errno.ENOTEMPTY, errno.EEXIST}  # what a rename onto a folder says, 
 
 @cache
 def machine() -> str:
-    """Return a hash of host, boot and PID namespace. Where it is the same, a process id means the same process."""
+    """Return a hash of host, boot and PID namespace. If two processes get the same hash, they share process ids."""
     facts = [platform.node(), _boot(), _namespace()]
     return sha256("\0".join(facts).encode()).hexdigest()[:12]
 
 
 def _boot() -> str:
-    """Return the id of this boot or, where the system has none, the address of the network card."""
+    """Return the id of this boot or, if the system has none, the address of the network card."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{uuid.getnode():x}"
@@ -63,10 +65,10 @@ def _namespace() -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`. If the block succeeds, it replaces `path` in one rename; else it is removed.
+    """Yield a temporary path beside `path`. If the block succeeds, the new file replaces `path` in one rename.
 
-    Raises UserError if another machine took the temporary for that of a dead writer and removed it. Raises OSError if
-    the disk refuses.
+    Otherwise the temporary is removed. Raises UserError if another machine removed it, because its writer seemed dead.
+    Raises OSError if the disk refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _nest(path) as nest:  # holds the new and, for a moment, the old
@@ -86,7 +88,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _nest(path: Path) -> Iterator[Path]:
-    """Give a new temporary folder beside `path`; it is removed even if a signal raises while it is made or removed."""
+    """Yield a new temporary folder beside `path`; remove it even if a signal raises while it is made or removed."""
     nest = path.parent / f".{path.name}.{machine()}-{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
         nest.mkdir()
@@ -108,8 +110,8 @@ def _remove(nest: Path) -> None:
 def _into_place(nest: Path, path: Path) -> None:
     """Rename the new file or folder in `nest` to `path`, in place of an old one.
 
-    An old folder cannot be replaced in one step, so it is moved away first. `path` is then absent for a moment, which
-    means "to be run".
+    An old folder cannot be replaced in one step, so it is moved away first. For a moment `path` is absent; a reader
+    then finds that the run is yet to be executed.
     """
     for old in count():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -125,7 +127,7 @@ def _into_place(nest: Path, path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Write a folder's entries to the disk, where its file system can."""
+    """Write a folder's entries to the disk, if its file system supports this."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -140,7 +142,7 @@ def sync(folder: Path) -> None:
 
 
 def clean(folder: Path, name: str = "*") -> None:
-    """Remove the temporary folders that killed writers of `name` left in a folder.
+    """Remove the temporary folders in a folder that killed writers of `name` left.
 
     Raises UserError if the environment variable for the age is not a number of seconds.
     """
@@ -150,7 +152,7 @@ def clean(folder: Path, name: str = "*") -> None:
 
 
 def _swept(folder: Path, name: str, now_s: float) -> None:
-    """Remove the temporaries of dead writers. `now_s` is the present time by the clock of the file system."""
+    """Remove the temporary folders of dead writers. `now_s` is the present time by the clock of the file system."""
     age_s = seconds(AGE, DAY_S)
     for left in folder.glob(f".{name}.*.part"):
         with contextlib.suppress(OSError):
@@ -161,7 +163,7 @@ def _swept(folder: Path, name: str, now_s: float) -> None:
 
 
 def _gone(pid: int) -> bool:
-    """Tell whether no process of this machine has this number."""
+    """Tell whether this machine has no process of this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -172,12 +174,12 @@ def _gone(pid: int) -> bool:
 
 
 def _changed_s(folder: Path) -> float:
-    """Return when anything in a temporary folder last changed, in seconds of its file system."""
+    """Return the time of the last change in a temporary folder, in seconds by the file system's clock."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def seconds(variable: str, usual: float) -> float:
-    """Read a number of seconds from an environment variable, by default `usual`. UserError if it is not a number."""
+    """Read a number of seconds from an environment variable, or `usual` if unset. UserError if it is no number."""
     text = os.environ.get(variable)
     try:
         value = usual if text is None else float(text)
@@ -192,9 +194,9 @@ def seconds(variable: str, usual: float) -> float:
 
 
 def patient(path: Path, use: Callable[[Path], T]) -> T:
-    """Return `use(path)`; try again for a moment while a writer replaces an old folder at this path.
+    """Return `use(path)`; while a writer replaces an old folder at this path, try again for a moment.
 
-    Raises what `use` raises, and FileNotFoundError for a path that is absent.
+    Raises the errors of `use`, and FileNotFoundError if the path is absent.
     """
     for _ in range(STEPS):
         try:
@@ -208,10 +210,12 @@ def patient(path: Path, use: Callable[[Path], T]) -> T:
 
 
 def seen(path: Path) -> bool:
-    """Wait until a file that another machine wrote can be seen here; tell whether it came within `LATE` seconds.
+    """Wait until a file written by another machine is visible here; tell whether it came within the limit.
 
-    A rename becomes visible late on a file system that caches a machine's view of a folder. Listing the folder makes
-    the file system ask its server.
+    The limit is `LATE_S` seconds, unless the environment variable named in `LATE` sets another.
+
+    If a file system caches each machine's view of a folder, a rename becomes visible late. Listing the folder makes the
+    file system ask its server.
     """
     until = time.monotonic() + seconds(LATE, LATE_S)
     pause_s = STEP_S

@@ -1,1 +1,1 @@
-"""Runs: a run as a value and its execution, and the execution of many on processes, machines and clusters."""
+"""Runs: the spec of a run, its execution, and the execution of many runs on processes, machines and clusters."""

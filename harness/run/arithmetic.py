@@ -1,8 +1,8 @@
-"""A hash of this machine's arithmetic: transcendental functions, draws, least squares, and numba's target.
+"""A hash of this machine's arithmetic: transcendental functions, random draws, least squares, and numba's target.
 
-Sums, products and roots are the same on every processor, and the simulator's kernel uses nothing else. The last digit
-of `exp`, of a gamma variate or of a fit depends on processor, libm and BLAS. So a simulated run has this hash among its
-facts. A command that finds runs with another hash says so.
+Sums, products and roots are the same on every processor, and the simulator's kernel uses nothing else. But a run also
+uses `exp`, gamma variates and fits, whose last digit depends on processor, libm and BLAS. So a simulated run stores
+this hash among its facts. A command that finds runs with another hash says so.
 """
 
 from __future__ import annotations

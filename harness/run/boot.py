@@ -1,8 +1,9 @@
 """The start of a Ray worker: it copies the sources that Ray sent into a folder of the node, and runs from there.
 
-Ray unpacks sources again for each set of a user's files, and numba finds compiled code by the path of its source. So a
-node keeps one copy of each version of our sources, in a folder of this user, and compiles it once. This module is
-pickled by value, because a worker cannot import any module of ours before. It imports the standard library alone.
+Ray unpacks the sources again for each set of a user's files, and numba finds compiled code by the path of its source.
+So a node keeps one copy of each version of our sources, in a folder of this user, and compiles it once. A worker cannot
+import any module of ours before this copy exists. Therefore this module is pickled by value, and imports the standard
+library alone.
 """
 
 from __future__ import annotations

@@ -1,43 +1,45 @@
 """An upper bound on the share of requests whose SLOs any policy on these GPUs can meet.
 
 A request needs resources within a window of time. This need is charged to every interval that contains the window, and
-each interval has a limited capacity. A linear program finds the largest share of requests that can be met. It may meet
-requests in part and cut them at will, so its answer is an upper bound. Its assumptions, and why they hold for every
-policy:
+each interval has a limited capacity. A linear program finds the largest share of requests whose SLOs can be met. The
+program may serve a request in part and divide its work at will, so its answer is an upper bound. The program assumes
+the following, which is true of every policy:
 
 1. *Windows.* The prompt of a request that meets its TTFT is computed between its arrival and arrival + TTFT. Its last
-   token comes by arrival + TTFT + (n - 1) TPOT. Where a definition of attainment drops a limit, the end of the run
+   token comes by arrival + TTFT + (n - 1) TPOT. If a definition of attainment ignores a limit, the end of the run
    takes its place. All steps that serve a request lie between its arrival and its last token.
 2. *Kernels.* Fill x kernel seconds, summed over all steps, <= GPUs x time. The law of turns (docs/semantics.md, Sharing
-   a GPU) has a presence b <= 1, a fill f and a length of turn w for each lane. It makes the kernels of lane i take
-   s_i >= (sum over all lanes j of b_j f_j w_j) / w_i times as long. So the sum over lanes of f_i b_i / s_i is at most
-   1, whatever steps are mixed in a lane, and whichever lanes run side by side. A step counts in full on each GPU of
-   its group. Attention on other GPUs has a GPU to itself, at the same price. Each piece of work costs at least what
-   `costs.least` says, at the degree and on the kind of GPU where it costs least.
-   The simulator solves the law in three sweeps. With duties of u or more, the presences that a sweep assumes are at
-   least z times those that follow from it: z = u, then (1 - u) z + u, so 1 - (1 - u)^3 in the third. So the time of
-   GPUs is multiplied by 1 / z. For processes that take turns by time slices, it is multiplied by 1 / u^2. If a run
-   scales what lanes add to each other by a factor below 1, the time is also divided by that factor.
+   a GPU) has a presence b <= 1, a fill f and a length of turn w for each lane. It slows the kernels of lane i by a
+   factor s_i >= (sum over all lanes j of b_j f_j w_j) / w_i. So the sum over lanes of f_i b_i / s_i is at most 1,
+   whatever steps are mixed in a lane, and whichever lanes share the GPU. A step counts in full on each GPU of
+   its group. Attention on other GPUs has a GPU to itself, at the same price. Each piece of work costs at least the
+   result of `costs.least`, for the degree and the kind of GPU with the least cost.
+   The simulator solves the law in three sweeps. If duties are at least u, the presences that a sweep assumes are at
+   least z times those that it computes. In the first sweep z = u, in each further one (1 - u) z + u, so 1 - (1 - u)^3
+   in the third. So the time of GPUs is multiplied by 1 / z. For processes that take turns by time slices, it is
+   multiplied by 1 / u^2. If a run scales the slowdown that lanes cause each other by a factor below 1, the time is also
+   divided by that factor.
 3. *Weights.* A token comes from a step of at most `batch_cap` members. These are requests of one model whose windows
-   share an instant. So the members of a step that meet their SLO are at most as many as such windows, and the step
-   reads the weights once for them. Members that miss their SLO only add work.
+   all contain one instant. So at most as many members of a step can meet their SLO as there are such windows, and the
+   step reads the weights once for them. Members that miss their SLO only add work.
 4. *Partitions.* Lanes on disjoint SMs may overlap kernels that compute with kernels that read. If a policy may cut GPUs
-   in this way, two resources replace item 2, and are never added up. One is FLOP / (FLOP/s of the best GEMM) <= GPUs x
+   in this way, two separate resources replace item 2. One is FLOP / (FLOP/s of the best GEMM) <= GPUs x
    time. The other is bytes of KV and weights (by item 3) / (bytes/s) <= GPUs x time. Neither is counted
-   at more than item 2's price. These are limits of the card. The simulator's law of partitions enforces neither: a
-   policy is trusted not to give out more than the GPU has.
-5. *Memory.* The KV of a request lies on GPUs during each step that computes the request. So tokens x bytes x seconds of
+   at more than item 2's price. These are limits of the card. The simulator's law of partitions enforces neither limit:
+   it trusts a policy not to assign more than the GPU has.
+5. *Memory.* The KV of a request is on GPUs during each step that serves the request. So tokens x bytes x seconds of
    a step with one member, summed over the request's steps, <= memory of all GPUs x time. While the request waits, its
    KV may be on the host, and weights may leave the GPUs.
-6. *Prefixes.* Leading blocks of a prompt that another request of the model has too cost no work and no memory. The
-   other request may have left them in the cache, whichever of the two came first.
+6. *Prefixes.* If another request of the model has the same leading blocks of a prompt, these blocks cost no work and
+   no memory. The other request may have left them in the cache, whichever of the two came first.
 7. *Noise.* A step's seconds are multiplied by a random factor of at least 1 - 2 sqrt(3) sigma (`cost.noise`, a sum of
-   four uniforms). A policy may prolong steps whose factor turned out low, so the bound takes the least factor, not the
-   mean.
-8. *Alone.* A request cannot be met if its prompt, or its steps, exceed a limit even on idle GPUs at the best degree.
+   four uniforms). A policy may put more work into steps whose factor is low, so the bound uses the least factor, not
+   the mean.
+8. *Alone.* A request cannot meet its SLO if its prompt, or its steps, exceed a limit even on idle GPUs at the
+   best degree.
 
 All else costs nothing: gaps of the host, blocks and pages, loads of weights, links. A run without interference
-(`sharing=none`) or with unlimited memory may lie above the bound, as no GPUs could execute it.
+(`sharing=none`) or with unlimited memory may exceed the bound, because no real GPUs could execute it.
 
 The program is solved for groups of similar requests. Its dual prices are then applied to each request by itself. By
 weak duality, any prices >= 0 give a valid bound, so validity depends neither on the groups nor on the solver's
@@ -72,7 +74,7 @@ MARGIN_S = 5e-9  # stamps are whole nanoseconds
 
 
 class Sharing(NamedTuple):
-    """The ways in which policies may divide a GPU, in addition to lanes whose kernels take turns."""
+    """The ways in which policies may divide a GPU, in addition to lanes that share it kernel by kernel."""
 
     parted: bool = False  # cut it into partitions of SMs
     sliced: bool = False  # let processes take turns by slices of time
@@ -82,7 +84,7 @@ WHOLE = Sharing()
 
 
 class Share(NamedTuple):
-    """An upper bound of the share of requests that can meet their SLO, and the number of offered requests."""
+    """An upper bound on the share of offered requests that can meet their SLO, and the number of offered requests."""
 
     met: float
     offered: int
@@ -108,7 +110,7 @@ class _Model(NamedTuple):
 class _Need(NamedTuple):
     """The resources that each request needs, and the windows of time in which it needs them.
 
-    `prompt` is needed in the window of the prompt, `decode` in the window of all steps.
+    A request needs `prompt` in the window of its prompt, and `decode` in the window of all its steps.
     """
 
     prompt: F8  # (requests, resources)
@@ -130,10 +132,10 @@ class Prices(NamedTuple):
 def share(
     prices: Prices, jobs: Jobs, definition: str, window_s: float, end_s: float, sharing: Sharing = WHOLE
 ) -> Share:
-    """Return an upper bound of the part of the offered requests that any policy can meet (see the module's docstring).
+    """Return an upper bound on the share of offered requests whose SLOs any policy can meet (module docstring).
 
-    `definition` is one of BOUNDED, and the limits are those of the jobs. Raises ValueError for any other definition,
-    and for closed loops, whose arrivals depend on the policy.
+    `definition` is one of BOUNDED; the limits of the SLO are those of the jobs. Raises ValueError for any other
+    definition, and for closed loops, whose arrivals depend on the policy.
     """
     if definition not in BOUNDED:
         raise ValueError(f"no bound by {definition}: it limits no request's end")
@@ -169,7 +171,7 @@ def prices(config: Config, machine: Machine) -> Prices:
 
 
 def _models(prices: Prices) -> list[_Model]:
-    """Return the least costs of each model at any degree, on any kind of GPU."""
+    """Return the least costs of each model: the minimum over all its degrees and all kinds of GPU."""
 
     def of(each: list[tuple[Least, int]]) -> _Model:
         some = [row for row, _ in each]
@@ -195,9 +197,9 @@ def _models(prices: Prices) -> list[_Model]:
 def _capacity(prices: Prices, sharing: Sharing) -> F8:
     """Return the amount of each resource that the cluster provides in one second.
 
-    All entries but the last are GPU seconds, the same number for each resource that takes GPU time. The last entry is
-    the memory in bytes. GPU seconds are divided by the least factors of noise and interference, so that the bound
-    holds.
+    The last entry is the memory in bytes. All other entries are GPU seconds, the same number for each resource that
+    takes GPU time. This number is divided by the least factors of noise and interference, so that the bound stays
+    valid.
     """
     config, machine = prices.config, prices.machine
     every = [row for each in prices.rows.values() for row, _ in each]
@@ -282,9 +284,10 @@ def _mean(ends: tuple[F8, F8], once: float, each: float, other_once: float, othe
 
 
 def _overlaps(begin: F8, end: F8) -> I8:
-    """Return, for each window, the largest number of windows open at any one of its instants; `begin` ascends.
+    """Return, for each window, the largest number of windows open at one instant within it; `begin` ascends.
 
-    That number rises only when a window begins, so it is largest at a beginning within the window.
+    That number rises only when a window begins. So it is largest at an instant within the window at which some window
+    begins.
     """
     here = np.searchsorted(begin, begin, "right") - np.searchsorted(np.sort(end), begin, "left")
     low, high = np.searchsorted(begin, begin, "left"), np.searchsorted(begin, end, "right")
@@ -298,7 +301,7 @@ def _overlaps(begin: F8, end: F8) -> I8:
 
 
 def _spared(jobs: Jobs, block_tokens: int) -> F8:
-    """Return, for each prompt, the number of leading tokens that it shares with another prompt of the same model.
+    """Return, for each prompt, the number of leading tokens that another prompt of the same model has as well.
 
     The last token of a prompt is never counted.
     """
@@ -322,7 +325,7 @@ def _spared(jobs: Jobs, block_tokens: int) -> F8:
 
 
 def _most(need: _Need, capacity: F8) -> float:
-    """Return an upper bound of the share of requests for which the capacity of every interval of time suffices."""
+    """Return an upper bound on the share of requests that can be met with the capacity of every interval of time."""
     from scipy.optimize import linprog
 
     points = _points(np.concatenate([need.begin_s, need.first_s, need.end_s]))
@@ -363,7 +366,7 @@ def _most(need: _Need, capacity: F8) -> float:
 
 
 def _points(times: F8) -> F8:
-    """Return the times between which intervals lie: every time at which a window begins or ends.
+    """Return the instants that bound the intervals: every time at which a window begins or ends.
 
     If these times would make more than MOST intervals, return CELLS + 1 quantiles of them instead.
     """

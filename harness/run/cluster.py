@@ -1,8 +1,7 @@
-"""Ray as an executor: tasks in batches of about ten seconds, longest first, on whatever machines there are.
+"""Ray as an executor: tasks are sent in batches of about ten seconds, longest first, to whatever machines there are.
 
-If a node can reach the results folder, it writes results there; otherwise it sends them back as bytes. A batch that is
-lost with its worker or node is retried on another. Of this batch, runs that are already in a shared folder are not
-executed again.
+If a node can reach the results folder, it writes results there; otherwise it sends them back as bytes. If a batch is
+lost with its worker or node, another executes it again, except for runs that are already in a shared folder.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class Cluster:
     # -------------------------------------------------------------- the process that talks to it
 
     def _connect(self, tasks: Sequence[Task]) -> None:
-        """Start the driver with all files that the tasks need. Restart a running driver if it lacks one of them."""
+        """Start the driver with all files that the tasks need. If the running driver lacks one of them, restart it."""
         files = {path for task in tasks for path in _files(task.spec).values()}
         if self._process is not None:
             if all((self._staged / _travelling(path)).exists() for path in files):
@@ -197,7 +196,7 @@ class Cluster:
         return node.facts()
 
     def _stored(self, tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[Ended]:
-        """Store the runs; yield each task with its failures. Raises the first error after all are stored."""
+        """Store the runs of answers; yield each task with its failures. Raises the first error after all are stored."""
         error: BaseException | None = None
         for task, answer in zip(tasks, answers, strict=True):
             if answer.error:
@@ -216,15 +215,15 @@ class Cluster:
 
 
 def _files(spec: Spec) -> dict[str, Path]:
-    """Return the user's files that a spec names, by field of the spec."""
+    """Return the paths of the user's files that a spec names, keyed by the spec's field."""
     values = {key: str(getattr(spec, key) or "").rpartition("classes:")[2] for key in FILES if key != "engine"}
     return {key: Path(value) for key, value in values.items() if value.endswith(FILES[key])}
 
 
 def _travelling(path: Path) -> Path:
-    """Return the path of a user's file among the sources that are sent to the cluster.
+    """Return the path that a user's file gets among the sources that are sent to the cluster.
 
-    The path has a hash of the file's content, and then the file's name, which labels show.
+    The path has a hash of the file's content, followed by the file's name, because labels show that name.
     """
     return Path("files") / sha256(path.read_bytes()).hexdigest()[:16] / path.name
 

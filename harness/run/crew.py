@@ -1,7 +1,7 @@
-"""Worker processes that execute and score runs: each takes one call at a time through a pipe.
+"""Worker processes that execute and score runs. Each gets its calls through a pipe, one at a time.
 
-A worker ends when its pipe closes or its parent process is gone. So it never outlives its parent, even one that was
-killed.
+A worker ends when its pipe closes or its parent process is gone. So it never outlives its parent, even a parent that
+was killed.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Crew:
         return len(self._idle) + len(self._busy)
 
     def each(self, work: Work, calls: Calls, left_out: Work = lambda *_: False) -> Iterator[tuple[Args, Any]]:
-        """Call `work`, a module's function, in the workers; yield each call's arguments and answer when it ends.
+        """Call `work`, a function of a module, in the workers; yield each call's arguments and answer when it ends.
 
-        `calls` has the arguments of each call. A call is skipped if `left_out` is true of its arguments when its turn
-        comes. If a call raises, its error is raised after all processes have ended.
+        `calls` has a run's name and the arguments of each call. Just before a call would start, it is skipped if
+        `left_out` is true of its arguments. If a call raises, its error is raised after all processes have ended.
         """
         queue = [*calls][::-1]
         try:
@@ -100,7 +100,7 @@ _KEPT: ContextVar[Crew | None] = ContextVar("_KEPT", default=None)
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Keep one crew for all sweeps within the block; outside of it each sweep has its own."""
+    """Keep one crew for all sweeps within the block. Outside of such a block each sweep starts its own."""
     with hired() as crew:
         token = _KEPT.set(crew)
         try:
@@ -111,7 +111,7 @@ def shared() -> Iterator[None]:
 
 @contextmanager
 def hired() -> Iterator[Crew]:
-    """Yield the crew that `shared` keeps, or else a new crew that is shut down at the end of the block."""
+    """Yield the crew that `shared` keeps. Without one, yield a new crew and shut it down at the end of the block."""
     if crew := _KEPT.get():
         yield crew
         return
@@ -123,7 +123,7 @@ def hired() -> Iterator[Crew]:
 
 
 def tried(task: Task, out: Path) -> Why:
-    """Execute a task; return its failures."""
+    """Execute a task; return the failures of its policy."""
     try:
         execute(task.spec, out, task.code)
     except Failed as failed:
@@ -141,7 +141,7 @@ def _started() -> tuple[Connection, BaseProcess]:
 
 
 def _heard(pipe: Connection, process: BaseProcess, run: str) -> Any:
-    """Receive a worker's answer, or raise its error."""
+    """Receive a worker's answer to a call. If the answer is an error, raise it."""
     try:
         answer = pipe.recv()
     except (EOFError, ConnectionResetError):
@@ -158,7 +158,7 @@ def _heard(pipe: Connection, process: BaseProcess, run: str) -> Any:
 
 
 def _serve(pipe: Connection, limit_s: float) -> None:
-    """Make the calls that come through the pipe until it closes: the main function of a worker."""
+    """Execute the calls that come through the pipe until it closes. This is the main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_follow, daemon=True).start()
     LIMIT_S.set(limit_s)
@@ -178,7 +178,7 @@ def _serve(pipe: Connection, limit_s: float) -> None:
 def _follow() -> None:
     """Wait until the parent process is gone, and then end this process by SIGTERM.
 
-    If it is still alive `ORPHAN_S` later, exit at once.
+    If this process is still alive `ORPHAN_S` later, exit at once.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -189,7 +189,10 @@ def _follow() -> None:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Attach an error's traceback to it as a note; return a RuntimeError of that text where it cannot be pickled."""
+    """Add an error's traceback to it as a note, and return it.
+
+    If the error cannot be pickled, return a RuntimeError with that text instead.
+    """
     text = "".join(traceback.format_exception(error))
     error.add_note(f"in a worker:\n{text}")
     try:

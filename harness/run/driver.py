@@ -1,6 +1,7 @@
-"""The process that talks to a cluster: it takes batches from a pipe, and sends the workers' answers back.
+"""The process that connects to a cluster: it takes batches from a pipe, and sends the workers' answers back.
 
-It is a process of its own, because Ray ends a driver's process when the head node is gone. Its output goes to a file.
+This is a process of its own, because Ray ends its client's process when the head node is gone. Its output goes to a
+file.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Client:
         self._work = ray.remote(boot.work)
 
     def slots(self) -> int:
-        """Return the number of tasks that the cluster runs at once."""
+        """Return the number of tasks that the cluster can execute at once."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def submit(self, batch: Batch, memory_bytes: int) -> Any:
@@ -55,7 +56,7 @@ class Client:
         return self._work.options(**options).remote(pickle.dumps(batch), sources.PACKAGES, version)
 
     def ready(self, handles: list[Any]) -> list[Any]:
-        """Return the handles that are done, after a wait of at most `STEP_S` for the first of them."""
+        """Wait at most `STEP_S` for the first of the handles that is done; return all handles that are done."""
         done, _ = self._ray.wait(handles, num_returns=1, timeout=STEP_S)
         return list(done)
 
@@ -66,7 +67,10 @@ class Client:
 
 
 def main(pipe: Connection, place: Place, log: str) -> None:
-    """Serve the pipe until it closes. It sends back ("slots", n), (id, answers) or ("lost", sentence)."""
+    """Handle the messages of the pipe until it closes.
+
+    It sends back ("slots", n), (id, answers), or ("lost", a sentence with the error).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_follow, daemon=True).start()
     with Path(log).open("ab") as out:
@@ -109,7 +113,7 @@ VERSIONS = re.compile(r"(Ray|Python): *([\w.+]+)")
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error of the cluster as one line. For a mismatch of versions it names the cluster's and ours."""
+    """Return an error of the cluster as one line; for a mismatch of versions, with the cluster's and ours."""
     text = str(error)
     if "ersion mismatch" in text and len(versions := VERSIONS.findall(text)) == 4:
         theirs, ours = (

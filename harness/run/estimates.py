@@ -1,4 +1,4 @@
-"""The time that runs take, from the CPU seconds of stored runs."""
+"""Estimates of the time that runs will take, from the CPU seconds of stored runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERY_S, PART = 0.25, 20.0  # least time between two sums of the remaining time:
 
 
 class CostKind(NamedTuple):
-    """A kind of runs. Within a kind, the cost per request depends on the rate alone."""
+    """A kind of runs. Among runs of one kind, the cost per request depends only on the rate."""
 
     label: str
     models: str
@@ -50,7 +50,7 @@ class Costs:
 
     @classmethod
     def of(cls, out: Path) -> Costs:
-        """Learn from a sample of the runs in a folder."""
+        """Learn costs from a sample of the runs that are stored in a folder."""
         costs = cls()
         folders = sorted(path.parent for path in out.glob(f"*/{record.SIDE}"))
         some = folders[:: max(1, math.ceil(len(folders) / READ))]
@@ -72,7 +72,7 @@ class Costs:
         return kind in self._sums.get(kind.label, {})
 
     def learn(self, spec: Spec, folder: Path, requests: float | None = None) -> tuple[float, float]:
-        """Update the cost model from one stored run; `requests` replaces the number in its own facts.
+        """Update the costs from one stored run. `requests` replaces the number of requests in the run's facts.
 
         Returns the CPU seconds and the wall-clock seconds that the run took; zeros if its facts lack them.
         """
@@ -94,9 +94,9 @@ class Costs:
     def cpu_s(self, spec: Spec) -> float:
         """Estimate the CPU seconds of a run from stored runs of its kind, or else from all runs of its system.
 
-        Within a kind, the cost per request is interpolated between rates. Otherwise it is the mean over the system's
-        runs. For a system without a stored run, it is that of the slowest other system or, if there is none,
-        `1 / REQUESTS_PER_S`.
+        The estimate is `RUN_S` plus a cost per request. Within a kind, the cost per request is interpolated between
+        rates. Otherwise it is the mean over the system's runs. For a system without stored runs, it is that of the
+        slowest other system. If no system has stored runs, one second covers `REQUESTS_PER_S` requests.
         """
         return RUN_S + requests_in(spec) * self._request_s(spec)
 
@@ -131,7 +131,7 @@ def requests_in(spec: Spec) -> float:
 
 @cache
 def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
-    """Return the mean number of a trace's requests in a warm-up and a window at rate scale 1.
+    """Return the mean number of requests that a trace has in a warm-up and a window at rate scale 1.
 
     Without a window, return the number of all its requests.
     """
@@ -143,10 +143,10 @@ def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
 
 
 class Ahead:
-    """The runs that a sweep still has to execute, with an estimate of the time that they take.
+    """The runs that a sweep still has to execute, and an estimate of the time that they will take.
 
-    `later` is the number of requests of further runs that may follow: 0 for no such run, inf if nothing bounds them.
-    `slots` is the number of runs at once.
+    `later` is the number of requests in further runs that may follow: 0 if there are none, inf if it has no bound.
+    `slots` is the number of runs executed at once.
     """
 
     def __init__(self, todo: Sequence[Task], costs: Costs, later: float = 0.0, slots: int = 1) -> None:
@@ -159,7 +159,7 @@ class Ahead:
         self._last, self._next_s = Left(0.0, None, None, 1.0), 0.0
 
     def order(self, tasks: Sequence[Task]) -> list[Task]:
-        """Move tasks of kinds with unknown costs to the front: the longest and the shortest task of each such kind."""
+        """Move some tasks to the front: of each kind with unknown costs, the longest and the shortest task."""
         of: dict[CostKind, list[tuple[float, int]]] = {}
         for place, task in enumerate(tasks):
             if not self._costs.knows(kind := CostKind.of(task.spec)):
@@ -168,22 +168,22 @@ class Ahead:
         return [tasks[place] for place in (*early, *(p for p in range(len(tasks)) if p not in early))]
 
     def longest(self, tasks: Sequence[Task]) -> list[Task]:
-        """Sort tasks by estimated time, longest first; those that `order` moves to the front stay in front of them."""
+        """Sort tasks by estimated time, longest first, but keep those at the front that `order` moves there."""
         return self.order(sorted(tasks, key=lambda task: -self._costs.cpu_s(task.spec)))
 
     def ended(self, task: Task, out: Path) -> None:
-        """Remove an ended run from the runs ahead, and learn its cost if it was stored."""
+        """Remove an ended run from the remaining runs, and learn its cost if it was stored."""
         self._groups[_group(task)] -= 1
         cpu_s, wall_s = self._costs.learn(task.spec, out / task.folder, requests_in(task.spec))
         self._cpu_s, self._wall_s = self._cpu_s + cpu_s, self._wall_s + wall_s
 
     def without(self, labels: Iterable[str]) -> None:
-        """Remove the runs of systems whose policy failed from the runs ahead."""
+        """Remove the runs of systems whose policy failed from the remaining runs."""
         for label in labels:
             self._groups = Counter({key: n for key, n in self._groups.items() if self._specs[key].label != label})
 
     def left(self) -> Left:
-        """Return an estimate of the time left. It is updated only now and then, and once no run is left."""
+        """Return an estimate of the time left. It is updated from time to time, and when no run is left."""
         if (begun_s := time.monotonic()) >= self._next_s or not any(self._groups.values()):
             self._last = self._summed()
             now_s = time.monotonic()
@@ -208,5 +208,5 @@ class Ahead:
 
 
 def _group(task: Task) -> tuple[CostKind, float]:
-    """Return the facts of a task that the estimate of its run depends on: its kind and its rate."""
+    """Return what the estimate for a task's run depends on: its kind and its rate."""
     return CostKind.of(task.spec), task.spec.rate_scale

@@ -1,4 +1,4 @@
-"""The run of a resolved spec: its workload is built and replayed, and its rows are written."""
+"""The execution of a resolved spec: build the workload, replay it, and write the rows."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OWN_DEGREES = "Cluster.degrees"  # a system that chooses degrees of parallelism 
 
 
 def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
-    """Describe how a run's way of sharing GPUs departs from its system's paper; None if it does not.
+    """Describe how a run's way of sharing GPUs differs from that of its system's paper; None if it does not.
 
-    The paper's way is the option `sharing` among the system's `options`. If that is "none", no run departs from it.
+    The paper's way is the option `sharing` in the system's `options`. If that is "none", no run differs from it.
     """
     needed = options.get("sharing", "none")
     if needed == "none" or spec.sharing in ("own", needed):
@@ -39,7 +39,7 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
-    """Execute a run as `execute` does, and store its turns beside the rows (turns.FILE).
+    """Execute a run as `execute` does, and store its turns in the run's folder (turns.FILE).
 
     The facts of that file have the mean seconds of each model's loads on idle links, unless the engine has no cost
     table.
@@ -58,11 +58,11 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
 
 
 def execute(spec: Spec, out: Path, code_hash: str) -> Path:
-    """Run a resolved spec and write its folder below `out`; returns the folder.
+    """Run a resolved spec, and write the run's folder below `out`; return that folder.
 
     If the engine lacks something or the system has no room, the run is stored without rows, and its facts have the
-    reason. Raises Failed, and writes nothing, if the policy fails. The engine is always closed; SIGTERM ends the run as
-    Ctrl-C does.
+    reason. If the policy fails, nothing is written, and Failed is raised. The engine is always closed; SIGTERM ends the
+    run in the same way as Ctrl-C.
     """
     return _run(Setup(spec), out, code_hash)
 
@@ -92,7 +92,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
         about["measured_on"] = dict(bare.measured_on)
 
     def spent() -> dict[str, float]:
-        """Return the seconds of the clock and of this process so far."""
+        """Return the wall-clock seconds and the CPU seconds of this process so far."""
         return {"wall_s": time.perf_counter() - t, "cpu_s": time.process_time() - cpu}
 
     jobs = [setup.jobs()]  # popped below: no frame that calls the policy holds future requests

@@ -1,4 +1,4 @@
-"""Executors: where the runs of sweeps are executed. Processes of this machine, unless a command chose a cluster."""
+"""Executors: they execute the runs of sweeps, on processes of this machine or, if a command chose one, on a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Why = Mapping[str, str]  # failures as Failed has them; empty: none
 
 
 class Ended(NamedTuple):
-    """A task that was run, and its failures."""
+    """A task that was executed, and the failures of its policy."""
 
     task: Task
     why: Why
@@ -26,13 +26,14 @@ class Executor(Protocol):
     slots: int  # the number of runs that are executed at once
 
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
-        """Take tasks whose runs are to be stored below `out`, in order of importance."""
+        """Accept tasks, most important first. Their runs are to be stored below `out`."""
 
     def as_completed(self, failed: Why) -> Iterator[Ended]:
-        """Yield each task that was run with its failures, until all are done.
+        """Yield each task that was executed with its failures, until all are done.
 
-        Tasks of systems in `failed`, which may grow, are left out. If the caller stops early or an error occurs, all
-        tasks end. Raises a run's own errors, and UserError where processes or machines are lost for good.
+        Tasks of systems in `failed` are left out, also if a system is added later. If the caller stops early or an
+        error occurs, all tasks end. Raises a run's own errors, and UserError if processes or machines are lost for
+        good.
         """
 
     def shutdown(self) -> None:
@@ -44,7 +45,7 @@ CHOSEN: ContextVar[Executor | None] = ContextVar("CHOSEN", default=None)  # None
 
 @contextmanager
 def using(executor: Executor) -> Iterator[None]:
-    """Execute all runs within the block on an executor, and shut it down."""
+    """Execute all runs within the block on `executor`; shut it down at the end."""
     token = CHOSEN.set(executor)
     try:
         yield

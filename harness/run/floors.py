@@ -1,7 +1,7 @@
-"""Placements that ignore load: baselines for the gain from a system's own placement.
+"""Placements that ignore load, as baselines: a comparison with them shows the gain from a system's own placement.
 
 first-fit  each model, in the set's order, on the first GPUs with room, at the least degree that has such GPUs
-random     each model on GPUs with room that a hash of the seed draws
+random     each model on GPUs chosen by a hash of the seed among those with room
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness.policy.types import Cluster, Gpus, UserError
 
 
 def places(cluster: Cluster, name: str) -> list[Gpus]:
-    """Return the groups of GPUs on which a model may live: adjacent GPUs of one node, for each of its degrees."""
+    """Return the groups of GPUs that may hold a model: adjacent GPUs of one node, for each of its degrees."""
     gpus = len(cluster.gpus)
     return [
         tuple(range(g, g + tp))
@@ -30,7 +30,7 @@ def first_fit(cluster: Cluster, seed: int = 0) -> dict[str, Gpus]:  # noqa: ARG0
 
 
 def random(cluster: Cluster, seed: int) -> dict[str, Gpus]:
-    """Place each model on GPUs that the seed draws among those with room. Raises UserError if one has no room."""
+    """Place each model on GPUs drawn by the seed among those with room. Raises UserError if a model has no room."""
 
     def shuffled(name: str, k: int) -> list[Gpus]:
         every = places(cluster, name)
@@ -43,9 +43,9 @@ FLOORS: Mapping[str, Callable[[Cluster, int], dict[str, Gpus]]] = {"first-fit": 
 
 
 def _fitted(cluster: Cluster, ordered: Callable[[str, int], Sequence[Gpus]]) -> dict[str, Gpus]:
-    """Give each model the first place in the order of `ordered` with room for its weights and one longest request.
+    """Give each model the first place, in the order of `ordered`, with room for its weights and one longest request.
 
-    Raises UserError for a model without such a place.
+    Raises UserError if no group has room for a model.
     """
     free = [float(gpu.mem_bytes) for gpu in cluster.gpus]
     homes: dict[str, Gpus] = {}

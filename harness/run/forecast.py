@@ -1,4 +1,4 @@
-"""Systems that plan from requests: for these, a replayed trace is cut into a part to plan from and a part to replay."""
+"""Systems that plan from requests. For these, a trace is cut in two: one part to plan from, one part to replay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = re.compile(r"\.plan\b")  # a file that names these may read forecasts la
 
 
 class Watched(Mapping[str, Plan]):
-    """Forecasts that note whether they are read."""
+    """Forecasts that remember whether they were read."""
 
     def __init__(self, plans: Mapping[str, Plan]) -> None:
         self._plans, self.read = plans, False
@@ -39,8 +39,8 @@ class Watched(Mapping[str, Plan]):
 def reads_plan(spec: Spec) -> bool:
     """Tell whether a spec's system uses forecasts: its file mentions `.plan`, or it reads forecasts at its start.
 
-    Return True also if the system cannot start, as it is then unknown what it reads. Raises Failed where the system's
-    file fails.
+    Return True also if the system cannot start, because it is then unknown what it would read. Raises Failed if the
+    system's file fails.
     """
     trace = sized(spec.trace, len(load_models(spec.models).members))
     with blamed(spec):

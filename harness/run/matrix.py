@@ -1,9 +1,9 @@
 """The matrix of systems and engines: "yes", or the names that an engine lacks, from the declarations of both.
 
-A cell has the names for which `loop.replay.missing` refuses the pair: what a system `uses`, `hears` and has as
-`options`, less what an engine `can`, `tells` and `offers`. A pair that lacks no name may still be impossible to run.
-Its cell then has the reason: no cost table for a policy that asks for one, or too few GPUs. Names that no engine in
-real time has are in a column of their own.
+The names in a cell are those for which `loop.replay.missing` refuses the pair. They are what a system `uses`, `hears`
+and has as `options`, without what the engine `can`, `tells` and `offers`. A pair without such names may still be
+impossible to run, because there is no cost table for a policy that asks for one, or too few GPUs. Its cell then has
+that reason. Names that no engine in real time has are in a column of their own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 class Lack(NamedTuple):
     """The reason why a system with a preset does not run on an engine.
 
-    `names` lists what the engine lacks. If it lacks nothing, `why` has another reason. Both are empty if the pair runs.
+    `names` lists what the engine lacks. If it is empty, `why` may have another reason. Both are empty if the pair runs.
     """
 
     names: tuple[str, ...] = ()
@@ -64,7 +64,10 @@ class Coverage(NamedTuple):
 
 @cache
 def cell(name: str, preset: str | None, where: str) -> Lack:
-    """Return what an engine lacks for a system with a preset; each pair is tried once per process."""
+    """Return what an engine lacks for a system with a preset.
+
+    Each combination is tried once per process.
+    """
     spec = Spec(name, preset=preset, **ROOMY)
     with blamed(spec):
         policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy  # the simulator has room for any
@@ -114,7 +117,7 @@ def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = N
 def parts(table: Sequence[Coverage]) -> tuple[list[list[str]], str]:
     """Return the rows of the matrix as lists of cells, and a text that explains its short names.
 
-    The first row is the head. Presets of a system with equal cells share a row.
+    The first row is the head. Presets of a system share a row if their cells are equal.
     """
     engines = list(table[0].lacks)
     real = [where for where in engines if _made(where).wall_clock]

@@ -19,9 +19,10 @@ class Batch(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The end of a task: its folder's name, its failures and its error.
+    """The outcome of a task: its folder's name, its failures and its error.
 
-    `files` are those of its run; None if the node shares the caller's folder, or the task failed.
+    `files` has the files of the task's run. It is None if the node wrote them into the caller's folder itself, or if
+    the task failed.
     """
 
     folder: str
@@ -31,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The refusal of a node that does not compute as the caller does, with the difference."""
+    """The refusal of a node whose Python, sources or arithmetic differ from the caller's, with the difference."""
 
     node: str
     why: str

@@ -1,4 +1,4 @@
-"""A node of a cluster: it checks that it computes as the caller does, executes a batch, and answers."""
+"""The code of a cluster's node: compare the node's software with the caller's, execute a batch, and answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def work(batch: Batch) -> list[Answer] | Refused:
 
 
 def _shared(out: Path, token: str) -> bool:
-    """Tell whether a folder is the caller's own, which has a file named `token`."""
+    """Tell whether a folder is the same as the caller's folder, in which the caller wrote a file named `token`."""
     try:
         return token in os.listdir(out)  # noqa: PTH208 - which asks the server of a network file system
     except OSError:

@@ -1,14 +1,14 @@
-"""A recorded run as trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A recorded run as trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing can open.
 
-The format is that of the Trace Event document. `X` is a slice of a track, and `b` and `e` are the ends of slices that
-overlap. `C` is a counter, and `M` names a track. Each GPU is a process. It has a track for each lane, for the turns of
-each lane, and for each of the GPU's links. It also has slices of the loads and moves to the GPU, and counters of its
-memory. If its lanes have partitions, it has counters of their SMs too. Requests are slices by model, with their parts
-inside. Time 0 is the start of the warm-up.
+The format is that of the Trace Event document. `X` is a slice of a track. `b` and `e` are the ends of a slice that may
+overlap others. `C` is a counter, and `M` names a track. Each GPU is shown as a process. It has a track for each lane,
+for the turns of each lane, and for each of the GPU's links. It also has slices of the loads and moves to the GPU, and
+counters of its memory. If its lanes have partitions, it has counters of their SMs too. Requests are slices by model,
+with their parts inside. Time 0 is the start of the warm-up.
 
-A span of decode steps, which is simulated at once, is one slice with the number of steps in `args`. Waits between
-similar steps of a request are folded into one slice, with their seconds by cause. Memory that a span reserves for its
-later steps counts as used. A system without a memory limit (`memory=unlimited`) may exceed the GPU's memory.
+Decode steps that are simulated together are one slice, with the number of steps in `args`. Waits between similar steps
+of a request are joined into one slice, with their seconds by cause. Memory that such a span reserves for its later
+steps counts as used. A system without a memory limit (`memory=unlimited`) may exceed the GPU's memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STAGES = ("waits for memory", "on its links", "its last seconds")  # phases of a
 
 
 class Tracks:
-    """Processes and threads by name, numbered in the order in which they are asked for."""
+    """Processes and threads, numbered in the order in which their names are first used."""
 
     def __init__(self, start_s: float, gpus: int) -> None:
         self._start_ns, self._gpus = round(start_s * 1e9), gpus
@@ -68,7 +68,7 @@ class Tracks:
         return {"pid": process, "tid": thread}
 
     def slice(self, at: Mapping[str, int], name: str, start_s: float, end_s: float, **args: Any) -> Event:
-        """Return the event of a complete slice on a track."""
+        """Return an event for a slice with a start and an end on a track."""
         start_us = self.us(start_s)
         dur_us = round(self.us(end_s) - start_us, 3)
         return {"ph": "X", **at, "name": name, "cat": "run", "ts": start_us, "dur": dur_us, "args": args}
@@ -98,7 +98,7 @@ def events(trace: Trace, stored: pa.Table) -> list[Event]:
 
 
 def lane(batch: Batch, phase: str) -> str:
-    """Return the name of a lane: its model, the tag of its batch if it is not the first, and its phase."""
+    """Return the name of a lane: its model, the tag of its batch unless that is the model's first, and its phase."""
     tag = f" batch {batch.tag}" if batch.tag else ""
     return f"{batch.inst.model}{tag} {phase}"
 
@@ -145,9 +145,9 @@ def _place(home: Any) -> str:
 
 
 def _transfers(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    """Yield the events of loads and moves, each from the time when it was asked for.
+    """Yield the events of loads and moves, each from the time when the policy asked for it.
 
-    A transfer waits for memory, lies on links, and takes fixed seconds.
+    A transfer has three stages: it waits for memory, is copied over links, and takes fixed seconds.
     """
     for number, transfer in enumerate(trace.transfers):
         home: int | Host | None = transfer.to if isinstance(transfer.to, Host) else transfer.to[0]
@@ -213,7 +213,7 @@ def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]
 
 
 def document(events: Iterable[Event], about: Mapping[str, Any], path: Path) -> bytes:
-    """Return the bytes of the file of these events, compressed if `path` ends in .gz; equal events give equal bytes."""
+    """Return the bytes of a trace file, gzipped if `path` ends in .gz; equal events give equal bytes."""
     head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)}, sort_keys=True)
     lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in events)
     text = f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'.encode()

@@ -1,6 +1,6 @@
-"""A placement that all systems of a comparison share: from a file, the start of one system, or a floor (floors.py).
+"""A placement that all systems of a comparison share: from a file, one system's start, or a baseline (floors.py).
 
-With it, a comparison shows how systems use memory, apart from where they place models.
+With it, a comparison shows how well systems use memory, without the effect of where they place models.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
 
 @lru_cache(64)
 def begun(spec: Spec) -> tuple[Action, ...]:
-    """Return the actions with which a system begins. Raises Infeasible, Unsupported, and Failed for its faults."""
+    """Return the actions of a system at its start. Raises Infeasible, Unsupported, and Failed if its policy fails."""
     with blamed(spec):
         return started(Setup(spec))
 
 
 def started(setup: Setup, policy: System | None = None) -> tuple[Action, ...]:
-    """Return the actions with which a run's policy, or another one, begins. The engine is made ready, and closed."""
+    """Return the actions of a run's policy, or of another one, at the start. The engine is made ready, then closed."""
     engine = setup.engine
     with closing(engine):
         engine.ready()

@@ -15,7 +15,7 @@ MINUTE_S, HOUR_S = 60.0, 3600.0
 
 
 class Span(NamedTuple):
-    """The seconds of a run in real time, without the start of its servers."""
+    """The seconds of a run in real time, without the time that its servers take to start."""
 
     warmup_s: float
     window_s: float  # inf: a closed loop, until its last request has ended
@@ -59,8 +59,8 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 def lacking(spec: Spec, *, here: bool = False) -> str:
     """Say why a resolved spec cannot run: what the engine lacks, or why there is no room; "" if it can run.
 
-    A spec that cannot run takes no time. With `here`, anything that this machine lacks to start the engine counts too.
-    Raises Failed if the policy fails.
+    With `here`, also name anything that this machine lacks to start the engine. Callers count no time for a spec that
+    cannot run. Raises Failed if the policy fails.
     """
     with blamed(spec):
         try:

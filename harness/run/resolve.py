@@ -1,4 +1,4 @@
-"""Resolution of a spec: names become canonical, and numbers left open are decided. The result is hashed."""
+"""Resolution of a spec: names become canonical, and numbers that the spec leaves open are set. The result is hashed."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Traits(NamedTuple):
 def traits(spec: Spec) -> Traits:
     """Return facts about a spec's system and its engine, such as the number of GPUs. Nothing is started.
 
-    The number is the spec's, unless the system sets its own. Raises Failed if the system's file fails.
+    The number of GPUs is the spec's, unless the system sets its own. Raises Failed if the system's file fails.
     """
     with blamed(spec):
         return _traits(unloaded(spec))
 
 
 def unloaded(spec: Spec) -> Spec:
-    """Return a spec whose load, SLO and placement are the defaults, so that results for its system can be cached."""
+    """Return a spec with default load, SLO and placement, so that one cached result serves all specs of its system."""
     return replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
                    slo_s=(), placement="", homes=(), workload="trace", noise=None, token_times=False)  # fmt: skip
 
@@ -82,7 +82,7 @@ def _traits(spec: Spec) -> Traits:
 
 
 def _sized(setup: Setup) -> Setup:
-    """Return the setup with the number of GPUs that its system takes; a new setup if the system sets its own number."""
+    """Return a setup with the number of GPUs that its system takes: a new setup if the system sets its own number."""
     if not hasattr(setup.make_policy, "gpus_needed"):
         return setup
     models = setup.cluster.models
@@ -94,8 +94,8 @@ def _sized(setup: Setup) -> Setup:
 def _holding(spec: Spec, needed: int) -> Setup:
     """Return the setup of a system that sets its own number of GPUs, and needs at least `needed` of them.
 
-    For a mix of GPU kinds, the setup has the fewest copies of the mix on which the system starts. If it starts on no
-    number that is tried, the setup has the largest of them.
+    For a mix of GPU kinds, the setup has the fewest copies of the mix with which the system starts. If the system
+    starts with no number that is tried, the setup has the largest of these numbers.
     """
     for gpus in islice(mix.counts(spec.gpu, needed), MOST_COPIES):
         setup = Setup(replace(spec, gpus=gpus))
@@ -105,7 +105,7 @@ def _holding(spec: Spec, needed: int) -> Setup:
 
 
 def _starts(setup: Setup) -> bool:
-    """Tell whether a policy finds room for its models at its start."""
+    """Tell whether a policy has room for its models when it starts."""
     try:
         started(setup)
     except Infeasible:
@@ -114,7 +114,7 @@ def _starts(setup: Setup) -> bool:
 
 
 def resolve(spec: Spec) -> Spec:
-    """Return the spec to be hashed: names canonical, no field left open. Raises UserError for unknown names."""
+    """Return the spec to be hashed: names are canonical, open numbers are set. Raises UserError for unknown names."""
     from harness.engines.costs import quantities
     from traces.load import sized
     from workloads.models import with_files
@@ -192,9 +192,9 @@ def _contradict(spec: Spec, trace: Trace, models: Sequence[str]) -> None:
 
 
 def _windowed(spec: Spec, trace: Trace, plan: Origin) -> Spec:
-    """Return the spec with its scaling, window and warm-up decided; where the spec leaves them open, the trace decides.
+    """Return the spec with its scaling, window and warm-up set. What the spec leaves open, the trace decides.
 
-    Raises UserError if the run would have too many requests to hold in memory.
+    Raises UserError if the run would have too many requests to fit in memory.
     """
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, hold, window_span_s
 
@@ -215,8 +215,8 @@ def _windowed(spec: Spec, trace: Trace, plan: Origin) -> Spec:
 def _measured(spec: Spec) -> Spec:
     """Return the spec with the canonical name of its GPU kind and, for a measured machine, that machine's settings.
 
-    A cost table of a whole machine sets the fields that the spec leaves open. Raises UserError if the spec names a GPU
-    or host other than the table's, or if it has both a table and a mix of GPU kinds.
+    If the cost table describes a whole machine, it sets the fields that the spec leaves open. Raises UserError if the
+    spec names a GPU or host other than the table's, or if it has both a table and a mix of GPU kinds.
     """
     from harness.engines.costs import quantities, servers
 
@@ -251,14 +251,14 @@ def _timed(spec: Spec) -> Spec:
 
 
 def _located(name: str, suffix: str) -> str:
-    """Make a file's path absolute, so that it holds from any folder; other names stay."""
+    """Make a file's path absolute, so that it is valid from any folder; return any other name unchanged."""
     return os.path.abspath(name) if name.endswith(suffix) else name  # noqa: PTH100 - a link keeps its name
 
 
 def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
     """Return the bytes that a model alone takes on each of `tp` GPUs, and the bytes that engines may use there.
 
-    For a mix these are the GPUs with the most memory.
+    For a mix of GPU kinds, take the GPUs with the most memory.
     """
     most = max((kind.spec for kind in setup.machine.all), key=lambda card: card.mem_bytes)
     return setup.alone(m, tp, most)
@@ -267,8 +267,8 @@ def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
 def _hold(setup: Setup) -> None:
     """Raise UserError if a model alone does not fit on its GPUs, or the spec states more memory than there is.
 
-    Each model is taken at its own degree. The spec's `pool_bytes` may not exceed a GPU's memory, and its `host_bytes`
-    may not exceed a node's.
+    Each model has its own degree. The spec's `pool_bytes` may not exceed a GPU's memory, and its `host_bytes` may not
+    exceed a node's.
     """
     from harness.engines.costs import shapes
 
@@ -297,13 +297,13 @@ def _hold(setup: Setup) -> None:
 def gaps(name: str, preset: str | None, engine: str) -> tuple[str, ...]:
     """Return the names that an engine lacks for a system with a preset; each combination is tried once per process.
 
-    The run that is tried replays the committed sample trace with room for every model.
+    The trial is a run of the committed sample trace, with room for every model.
     """
     return lacking(Spec(name, preset=preset, engine=engine, **ROOMY))
 
 
 def lacking(spec: Spec) -> tuple[str, ...]:
-    """Return the names that a spec's engine lacks for its system, or the reason if it cannot run for another reason."""
+    """Return the names that a spec's engine lacks for its system, or any other reason why it cannot run."""
     with blamed(spec):
         setup = Setup(spec)
         if (have := len(setup.cluster.gpus)) < spec.gpus:

@@ -1,6 +1,6 @@
-"""Replays of stored runs from their specs, with a recorder: the events of a run in order of time.
+"""Replays of stored runs from their specs, with a recorder that collects the run's events in order of time.
 
-A simulated run is deterministic, so no events are stored. The rows of the replay must equal the stored ones.
+A simulated run is deterministic, so its events are not stored. The rows of the replay must equal the stored ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CARRYING = ("grant_s", "link_s", "tail_s")  # a transfer waits for memory, then 
 
 
 class Lost(UserError):
-    """A run cannot be made again: real time passed in it, or its sources have changed."""
+    """The error for a run that cannot be replayed: it was in real time, or its sources have changed."""
 
 
 def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: Teller | None = None) -> Trace:
@@ -70,7 +70,7 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
 def _again(run: Path) -> Iterator[None]:
     """Turn the errors of a replay into errors that name the run.
 
-    Raises Lost if the replay has no room or the engine lacks something, and UserError if the run's spec is refused.
+    Raises Lost if the system has no room or the engine lacks something, and UserError if the run's spec is refused.
     """
     try:
         yield
@@ -100,7 +100,7 @@ def _equal(made: pa.Table, stored: pa.Table) -> bool:
 
 
 def parts(row: Mapping[str, Any], stretches: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
-    """Divide a request's time from arrival to end into adjacent parts without gaps, and join some of them (`folded`).
+    """Divide a request's time from arrival to end into adjacent parts without gaps; join similar parts (`folded`).
 
     `row` is the request's row of requests.parquet; `stretches` are the request's waits and steps, in order. `transfers`
     explain waits for loads and moves.
@@ -130,7 +130,7 @@ def parts(row: Mapping[str, Any], stretches: Iterable[Stretch], transfers: Itera
 
 
 def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
-    """Convert seconds to nanoseconds that sum to a total: the remainder of rounding goes to the longest."""
+    """Convert seconds to nanoseconds that sum to `total_ns`. The longest gets the remainder of rounding."""
     ns = {name: round(x * 1e9) for name, x in seconds.items()}
     longest = max(ns, key=lambda name: ns[name])
     ns[longest] += total_ns - sum(ns.values())
@@ -140,9 +140,9 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
     """Return the seconds of a wait for weights or KV by the state of the transfer, and the transfer's bytes.
 
-    The states are: not yet asked for, waiting for memory, on links, and the fixed seconds at the end. If the wait is
-    for weights, the transfer is the load to the batch's instance. Without a batch, it is the first load of the model to
-    end.
+    The states are: not yet asked for, waiting for memory, on links, and the fixed seconds at the end. For a wait for
+    weights, the transfer is the load to the instance of the request's batch. If there is no batch, it is the first load
+    of the model to end.
     """
     carriers = [x for x in transfers if x.asked_s < wait.end_s and not x.end_s <= wait.start_s]
     if wait.doing == "load":
@@ -178,6 +178,6 @@ def every(trace: Trace, stored: pa.Table) -> Iterator[tuple[Mapping[str, Any], l
 
 
 def first_ns(trace: Trace, rid: int) -> int | None:
-    """Return the time in ns at which the engine made a request's first token; None for never."""
+    """Return the time in ns at which the engine made a request's first token; None if it made none."""
     first_s = float(trace.first_s[rid])
     return None if np.isnan(first_s) else round(first_s * 1e9)

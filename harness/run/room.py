@@ -1,4 +1,4 @@
-"""Memory that a system without room lacks, and the smallest changes that give it room, found by trying its start."""
+"""The memory that a system without room lacks, and the smallest changes that give it room. Each change is tried."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Remedy(NamedTuple):
 def fits(spec: Spec, more_bytes: int = 0) -> bool:
     """Tell whether a system has room at the start of its run, with `more_bytes` on each GPU for weights and KV.
 
-    Return False also if the spec is refused, the engine lacks something or the policy fails.
+    Also return False if the spec is refused, the engine lacks something or the policy fails.
     """
     try:
         setup = Setup(resolve(spec))
@@ -55,7 +55,7 @@ def fits(spec: Spec, more_bytes: int = 0) -> bool:
 
 
 def short_bytes(spec: Spec) -> int | None:
-    """Return how many bytes more each GPU needs for a system to start; None if even twice the memory is not enough.
+    """Return how many more bytes each GPU needs for a system to start; None if even twice the memory is not enough.
 
     The result is a multiple of 0.1 GiB.
     """
@@ -70,11 +70,11 @@ def short_bytes(spec: Spec) -> int | None:
 
 
 def remedies(specs: Sequence[Spec]) -> list[Remedy]:
-    """Return up to two changes, each of which gives all specs room: one of memory, then one of the number of GPUs.
+    """Return up to two changes that each give all specs room: one of memory, then one of the number of GPUs.
 
-    Each is the cheapest of its kind that works when it is tried. Changes of memory are tried in a fixed order. First,
-    the engine gets a larger share of a card. Then a step gets fewer tokens and sequences, as a process holds memory for
-    them. Last come the bytes of a process beside weights, as these are a fact of the engine and no choice.
+    Each is the first that works, when changes are tried from the cheapest on. The order for memory is fixed. First, the
+    engine gets a larger share of a card. Then a step gets fewer tokens and sequences, because a process reserves memory
+    for them. Last come the bytes of a process other than weights, because they are a fact of the engine, not a choice.
     """
     cheapest = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):

@@ -63,7 +63,7 @@ def table(
 ) -> pa.Table:
     """Return the table at `path`; make it again if its facts, its runs or the sources of its scorer have changed.
 
-    `scorer` is the file of the module that defines `make`.
+    `scorer` is the path of the module that defines `make`.
     """
     runs = sorted((task.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))

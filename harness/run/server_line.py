@@ -1,4 +1,4 @@
-"""The server of an answer in a line: its release, its settings, and the KV memory that they leave."""
+"""The line of an answer that describes the server: its release, its settings, and the KV memory that they leave."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SHORT = 10_000  # tokens from which on thousands are counted
 
 
 def server_line(setup: Setup) -> str:
-    """Return a line on the server: its release, its settings, and the KV memory that they leave.
+    """Return a line that describes the server: its release, its settings, and the KV memory that they leave.
 
     Example: `server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 44k tokens`. KV memory is
-    that of a model alone on its GPUs. With several models, the line shows the model with room for the fewest tokens.
+    that of a model alone on its GPUs. With several models, it is that of the model with room for the fewest tokens.
     """
     spec, its = setup.spec, setup.settings
     step = (

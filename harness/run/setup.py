@@ -1,4 +1,4 @@
-"""The setup of a run, looked up once: trace, models, machine, engine and policy by the names in its spec.
+"""The setup of a run: the trace, models, machine, engine and policy that its spec names, each looked up once.
 
 An unknown name raises UserError.
 """
@@ -41,10 +41,10 @@ SIMULATOR = "sim"  # the engine that takes GPUs of several kinds
 
 
 class Failed(UserError):
-    """The failures of policies that raised, answered nonsense or did not end.
+    """The error for policies that raised an exception, returned an invalid answer or did not end.
 
-    `why` has, by label, the failure and the command that checks the system. The mistake is in one system's file, so it
-    ends that system's runs and no other's.
+    `why` has, by label, the failure and the command that checks the system. An error in one system's file ends that
+    system's runs and no others.
     """
 
     def __init__(self, why: Mapping[str, str]) -> None:
@@ -59,7 +59,7 @@ class Failed(UserError):
 
 @contextmanager
 def blamed(spec: Spec) -> Iterator[None]:
-    """Turn a Fault of a spec's policy into Failed."""
+    """Turn a Fault that a spec's policy causes within the block into Failed."""
     try:
         yield
     except Fault as fault:
@@ -88,9 +88,9 @@ def load_models(name: str) -> ModelSet:
 
 @dataclass(frozen=True)
 class Setup:
-    """A spec with the objects that its names stand for, each looked up or made once, at its first use.
+    """A spec with the objects that its fields name. Each object is looked up or made once, at its first use.
 
-    The engine and the policy are those of one run: another run of the same spec takes another Setup.
+    The engine and the policy serve one run only. For another run of the same spec, make another Setup.
     """
 
     spec: Spec
@@ -102,15 +102,15 @@ class Setup:
 
     @cached_property
     def models(self) -> ModelSet:
-        """The models of the set, in the shapes in which the machine of a cost table serves them."""
+        """The models of the set, in the shapes in which a cost table's machine serves them, if there is one."""
         return _models(self.spec.models, self.spec.table, self.spec.sampling)
 
     @cached_property
     def served(self) -> ModelSet:
-        """The models, each with the most tokens of prompt + output that it serves.
+        """The models, each with its limit on the tokens of prompt + output.
 
-        That is the model's own limit or, if it is less, `spec.served`. If the spec leaves `served` open, its place
-        is taken by the trace's longest request, rounded up to a power of two, as an operator would set it.
+        That is the model's own limit or, if it is less, `spec.served`. If the spec leaves `served` open, the longest
+        request of the trace is used, rounded up to a power of two, as an operator would set it.
         """
         most = self.spec.served
         if most is None:
@@ -122,7 +122,7 @@ class Setup:
 
     @property
     def realism(self) -> str | None:
-        """A verdict on how near a synthetic trace is to its target, for the models' streams; None if not measured."""
+        """A text on how closely a synthetic trace matches its target, for the models' streams; None if not measured."""
         from traces import realism
 
         return realism.fit_of(self.trace, self.models.streams)
@@ -142,11 +142,11 @@ class Setup:
 
     @cached_property
     def settings(self) -> servers.Settings:
-        """The settings of the servers: the spec's own, else those of its host profile's release on these cards.
+        """The settings of the servers: those in the spec, else those of its host profile's release on these cards.
 
-        For a mix, each setting is the least over its GPU kinds. Real servers, and a machine that was measured as a
-        whole, get the bench's own settings. If the spec states `mem_fraction`, the bytes of a process are computed from
-        the parts of the process.
+        For a mix of GPU kinds, each setting is the least over the kinds. Real servers, and a machine that was measured
+        as a whole, get the bench's own settings. If the spec states `mem_fraction`, the bytes of a process are computed
+        from the parts of the process.
         """
         spec = self.spec
         if fields.asked(spec.engine).name != SIMULATOR or self.measured:
@@ -209,7 +209,7 @@ class Setup:
         )
 
     def alone(self, m: Served, tp: int, card: quantities.GpuSpec) -> tuple[int, int]:
-        """Return the bytes that a model alone takes on each of `tp` cards, and those that engines may use there."""
+        """Return the bytes that a model alone takes on each of `tp` cards, and the bytes that engines may use there."""
         spec = self.spec
         config = machines.Config(
             models=(machines.Served(m.name, m.shape, tp),),
@@ -223,16 +223,16 @@ class Setup:
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
 
     def kv_bytes(self, m: Served, card: quantities.GpuSpec) -> int:
-        """Return the KV memory that a model alone at its degree has on each of its cards; below 0 where it has none."""
+        """Return the KV memory that a model alone, at its own degree, has on each card; below 0 if it has none."""
         taken, room = self.alone(m, m.tp, card)
         return room - taken
 
     def base_gpu(self, asked: str = "") -> str:
-        """Return the kind of GPU on which a model alone has the latencies that an SLO scales.
+        """Return the kind of GPU for the latencies of a model alone, which an SLO multiplies.
 
         It is `asked`, if given, or else the run's kind. For a mix it is the first kind on which each model fits with
         one longest request. Raises UserError for an unknown kind, and if no kind of a mix is large enough. Also raises
-        it for a kind other than that of the engine or the cost table.
+        it if the engine or the cost table has another kind than `asked`.
         """
         spec = self.spec
         if asked:
@@ -254,7 +254,7 @@ class Setup:
         raise UserError(f"no kind of {spec.gpu} holds every model alone: say which is the base of the SLO ({ways})")
 
     def _holds(self, m: Served, card: quantities.GpuSpec) -> bool:
-        """Tell whether a model with one longest request fits, at its degree, on cards that it has to itself."""
+        """Tell whether a model with one longest request fits, at its own degree, on cards that serve no other model."""
         return m.shape.max_tokens * shapes.kv_token_bytes(m.shape, m.tp) <= self.kv_bytes(m, card)
 
     # ------------------------------------------------------------ engine and policy
@@ -262,8 +262,8 @@ class Setup:
     def make_engine(self, options: Mapping[str, Option]) -> engines.Engine:
         """Make an engine with a system's options, without starting it. Raises UserError for an unknown name.
 
-        Raises UserError also for a mix of GPU kinds on an engine other than the simulator, as others use the GPUs that
-        are there.
+        Also raises UserError for a mix of GPU kinds on an engine other than the simulator, because only the simulator
+        accepts a mix.
         """
         if mix.mixed(self.spec.gpu) and fields.asked(self.spec.engine).name != SIMULATOR:
             raise UserError(f"engine {self.spec.engine}: {SIMULATOR} alone takes a mix of kinds, as {self.spec.gpu}")
@@ -271,12 +271,12 @@ class Setup:
 
     @cached_property
     def bare_engine(self) -> engines.Engine:
-        """The engine without any option of a system."""
+        """The engine, made without any option of a system."""
         return self.make_engine({})
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that a policy without options sees, with the smallest pages and one process per model."""
+        """The cluster that a policy without options gets, with the smallest pages and one process per model."""
         return self.bare_engine.cluster
 
     @cached_property
@@ -292,15 +292,15 @@ class Setup:
 
     @property
     def policy(self) -> system.System:
-        """The policy. Raises as `engine` does."""
+        """The policy. Raises the errors of `engine`."""
         return self._assembled[0]
 
     @property
     def engine(self) -> engines.Engine:
         """The engine with the options of the policy, not ready yet.
 
-        Raises Unsupported if it has fewer GPUs than the spec, Infeasible if the policy has no room when it is built,
-        and Fault if the policy fails.
+        Raises Unsupported if the engine has fewer GPUs than the spec, Infeasible if the policy finds no room when it is
+        made, and Fault if the policy fails.
         """
         return self._assembled[1]
 
@@ -373,8 +373,8 @@ class Setup:
     def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4, *, gpu: str = "") -> tuple[F8, F8]:
         """Compute TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
-        `model` indexes the spec's set, and `gpu` is as for `base_gpu`. The spec's scaled constants and the profile that
-        policies see are ignored, so that runs which differ in these have the same SLOs.
+        `model` has indices into the spec's set; `gpu` has the meaning of `asked` in `base_gpu`. The spec's scaled
+        constants and the profile that policies see are ignored. So runs that differ in these have the same SLOs.
         """
         import numpy as np
 
@@ -403,10 +403,10 @@ class Setup:
 
 
 def _serving(cluster: Cluster, block_tokens: int) -> None:
-    """Raise Infeasible if KV memory cannot hold a model's longest request. The message has the length that fits.
+    """Raise Infeasible if KV memory is too small for a model's longest request. The message has the length that fits.
 
-    A server would not start then. Each model is taken alone on GPUs with the most memory, at the degree that leaves
-    room for the most tokens.
+    A server would not start then. Each model is considered alone, on GPUs with the most memory, at the degree that
+    leaves room for the most tokens.
     """
     most = max(gpu.mem_bytes for gpu in cluster.gpus)
     for name, model in cluster.models.items():
@@ -422,9 +422,9 @@ def _serving(cluster: Cluster, block_tokens: int) -> None:
 
 
 def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:
-    """Return the degrees at which a model may be served besides its own; empty on a machine measured as a whole.
+    """Return the degrees at which a model may be served in addition to its own; empty on a machine measured as a whole.
 
-    If policies see a profile, these are the degrees at which it was measured.
+    If policies see a profile, these are the degrees at which the profile was measured.
     """
     every = shapes.degrees(shape) if quantities.machine(table) is None else ()
     return tuple(tp for tp in every if tp in profiled.degrees(profile, shape)) if profile else every
@@ -444,7 +444,7 @@ def _models(name: str, table: str | None, sampling: str) -> ModelSet:
 def _plan(
     trace: str, models: ModelSet, rate_scale: float, origin: Origin, seed: int, assign: Assign
 ) -> Mapping[str, Plan]:
-    """Return the forecasts that planners see, by model. They are cached, as several callers need them for one run."""
+    """Return the forecasts that planners see, by model. They are cached: several callers need them for a run."""
     from workloads.build import plan
 
     return plan(load_trace(trace), models, rate_scale, origin, seed, assign)
@@ -468,7 +468,7 @@ def _machine(
 
 
 def _grains(spec: Spec) -> dict[str, Any]:
-    """Return the config fields that a cost table's machine sets: those of elastic KV pages and of pieces of copies."""
+    """Return the config fields that a cost table's machine sets: sizes of elastic KV pages and of copied pieces."""
     measured, grains = quantities.machine(spec.table), dict[str, Any]()
     if measured is not None and measured.pages is not None:
         grains |= {"buffer_bytes": measured.pages.buffer_bytes, "kept_pages": float(measured.pages.kept)}
@@ -485,7 +485,8 @@ def _links(spec: Spec) -> dict[str, Any]:
 def _cached(jobs: Jobs, spec: Spec) -> Jobs:
     """Keep the prefix blocks of a workload if the spec has a prefix cache; drop them otherwise.
 
-    Raises UserError if the spec's `block_tokens` does not divide the number of tokens for which the trace has an id.
+    The trace has an id for each block of a fixed number of tokens. Raises UserError if the spec's `block_tokens` does
+    not divide this number.
     """
     if jobs.prefix is None or not spec.prefix_cache:
         return replace(jobs, prefix=None)

@@ -1,4 +1,4 @@
-"""Shards: a part of a study's work that depends on no other part, for machines that know nothing of each other."""
+"""Shards: independent parts of a study's work, for machines that do not communicate with each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shard(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The state of a search: its panels, the runs that are stored, those that are missing so far, and its phase."""
+    """The progress of a search: its panels, its numbers of stored and of missing runs so far, and its phase."""
 
     panels: tuple[str, ...]
     stored: int

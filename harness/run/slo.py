@@ -35,14 +35,14 @@ class SloTarget(NamedTuple):
     drain_s: float = math.nan  # seconds for which runs go on after the window
 
     def spec(self, spec: Spec) -> Spec:
-        """Return the spec under this rule, with the target's seconds and `drain_s` where the spec leaves them open."""
+        """Return the spec under this rule. The target's seconds and `drain_s` set what the spec leaves open."""
         rows = tuple((model, *pair) for model, pair in (self.seconds or {}).items())
         drain_s = self.drain_s if spec.drain_s is None else spec.drain_s
         return replace(spec, slo=self.rule, slo_s=spec.slo_s or rows, drain_s=drain_s)
 
     @property
     def identity(self) -> str:
-        """The rule, with a file of classes named by the hash of its content."""
+        """The rule; a file of classes in it is named by the hash of its content."""
         return str(by_content({"slo": self.rule})["slo"])
 
     @property
@@ -52,7 +52,7 @@ class SloTarget(NamedTuple):
 
 
 def located(rule: str) -> str:
-    """Make the path of a rule's file absolute, so that it holds from any working directory."""
+    """Make the path of a rule's file absolute, so that it is valid from any working directory."""
     return f"classes:{Path(rule[8:]).resolve()}" if rule.startswith("classes:") else rule
 
 
@@ -60,7 +60,7 @@ def located(rule: str) -> str:
 
 
 def limits(run: Path, under: SloTarget) -> requests.Slo:
-    """Return the SLO seconds of a run under a target: by model, or by request from the latencies beside its rows."""
+    """Return the SLO seconds of a run under a target: by model, or by request from stored solo latencies."""
     from workloads import slo
 
     if under.seconds is not None:
@@ -77,9 +77,10 @@ _SOLO = threading.Lock()  # one thread derives and writes, the others read
 def stored_solo(run: Path, gpu: str) -> requests.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
-    They are stored beside the rows (`record.SOLO`). If that file is missing, damaged, or made for other rows or another
-    kind of GPU, they are computed from the rows and the present cost table, and stored. They are not computed again
-    when the cost table changes. A run in a part has no folder to store them in, so they are computed at each call.
+    They are stored in the run's folder (`record.SOLO`). If that file is missing, damaged, or made for other rows or
+    another kind of GPU, they are computed and stored. The computation uses the rows and the present cost table. It is
+    not repeated when the cost table changes. A run in a part has no folder to store them in, so they are computed at
+    each call.
     """
     import pyarrow as pa
 
@@ -122,7 +123,7 @@ def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
 
 
 def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
-    """List the targets of pairs (target, run), each once with its rule, its seconds, and the runs that it judged."""
+    """List the distinct targets of pairs (target, run), each with its rule, seconds, and the runs it judged."""
     targets: dict[str, dict[str, Any]] = {}
     for under, run in pairs:
         about = {"rule": under.rule, "seconds": under.seconds}
@@ -131,7 +132,7 @@ def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
 
 
 def target_of(judge: Facts) -> SloTarget:
-    """Rebuild a target from an entry of `judgements`. Raises Damaged, as `stored_target` does."""
+    """Rebuild a target from an entry of `judgements`. Raises Damaged if the entry is incomplete."""
     seconds = judge["seconds"]
     return stored_target(
         judge.where, judge["rule"], seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()}
@@ -139,7 +140,7 @@ def target_of(judge: Facts) -> SloTarget:
 
 
 def stored_target(where: str, rule: str, seconds: Mapping[str, Pair] | None) -> SloTarget:
-    """Rebuild a target from part `where` of a stored file. Raises Damaged where seconds are missing."""
+    """Rebuild a target from its rule and seconds in part `where` of a file. Raises Damaged if seconds are missing."""
     from workloads import slo
 
     if seconds is None and not slo.by_request(rule):
@@ -148,7 +149,7 @@ def stored_target(where: str, rule: str, seconds: Mapping[str, Pair] | None) -> 
 
 
 class Ruling(NamedTuple):
-    """A target that judged a run, and the table that records it."""
+    """A target that judged a run, and the folder whose table records this."""
 
     under: SloTarget
     table: Path  # its folder
@@ -157,7 +158,8 @@ class Ruling(NamedTuple):
 def rulings(run: Path) -> tuple[list[Ruling], list[str]]:
     """Return the targets that judged a run, newest first, and a line for each table that cannot be read.
 
-    They come from the tables beside the run. Targets with the same rule and seconds are listed once.
+    The tables are those of comparisons in the run's parent folder. Targets with the same rule and seconds are listed
+    once.
     """
     tables = [path for path in run.parent.glob(f"*/{record.SWEEP}") if path.is_file()]
     by_target, lost = dict[str, Ruling](), list[str]()

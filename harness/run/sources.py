@@ -1,8 +1,8 @@
-"""Hashes of the sources that decide a result, and the stored runs that these sources made.
+"""Hashes of the source files that decide a result, and the stored runs that were made from these sources.
 
-A hash covers files, and all files of ours that they import, directly or not. So editing one system makes only that
-system's runs stale, and editing a definition of attainment only the scores. Files count by what they mean
-(`harness/loop/meaning.py`): a comment or the name of a local changes nothing.
+A hash covers files, and all files of ours that they import, directly or not. So an edit of one system makes only that
+system's runs stale, and an edit of a definition of attainment only the scores. A file counts by its meaning
+(`harness/loop/meaning.py`): a change of a comment or of a local variable's name has no effect.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Task(NamedTuple):
 def code(spec: Spec) -> str:
     """Return the SHA-256 over the sources of a resolved spec's rows: `run`, the engine, the system, and their imports.
 
-    Cost tables, model sets and the trace manifest are among them. So are the files that the spec itself names, wherever
-    they lie.
+    The sources include cost tables, model sets and the trace manifest. They also include the files that the spec itself
+    names, in any folder.
     """
     policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
     source = engine.path(spec.engine)
@@ -53,7 +53,7 @@ def code(spec: Spec) -> str:
 
 
 def codes() -> Callable[[Spec], str]:
-    """Return a function that hashes specs as `code` does, but only once for specs with the same sources."""
+    """Return a function that hashes specs like `code`, but hashes the same sources only once."""
     hashes: dict[tuple[str | None, ...], str] = {}
 
     def known(spec: Spec) -> str:
@@ -74,7 +74,7 @@ def tree(*packages: str) -> str:
 
 
 def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> str:
-    """Return the hash of files: by name and meaning or, for those that a user named (`asked`), by meaning alone."""
+    """Return the hash of files. Each counts by name and meaning; files that a user named (`asked`), by meaning."""
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
     for name, digest in sorted(meaning.as_before({(name, meaning.digest(path)) for name, path in pairs})):
@@ -101,7 +101,7 @@ def closure(*roots: Path) -> set[Path]:
 
 
 def imported(path: Path) -> tuple[Path, ...]:
-    """Return the files of ours that a file imports anywhere; UserError where it is not Python."""
+    """Return the files of ours that a file imports at any place. Raises UserError if the file is not Python."""
     return _imported(meaning.source(path).imports)
 
 
@@ -111,7 +111,7 @@ def _imported(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _files(name: str) -> Iterator[Path]:
-    """Yield the file of the module or package with a dotted name; if there is none, the file of its parent."""
+    """Yield the file of the module or package with a dotted name or, if there is none, the file of its parent."""
     parts = name.split(".")
     if parts[0] in PACKAGES:
         for k in (len(parts), len(parts) - 1):
@@ -126,7 +126,7 @@ def _files(name: str) -> Iterator[Path]:
 
 
 def current(task: Task, out: Path, tell: Callable[[str], None] = lambda _: None) -> Mapping[str, Any] | None:
-    """Return the facts of a task's run if `out` holds it undamaged and these sources made it; else None.
+    """Return the facts of a task's run if `out` has it undamaged and made from these sources; else None.
 
     `tell` is called with a line about a damaged run.
     """
@@ -141,7 +141,7 @@ def current(task: Task, out: Path, tell: Callable[[str], None] = lambda _: None)
 
 
 def relocate(spec: Spec, out: Path) -> None:
-    """Update the paths of files in the spec of a current run, if it was made from equal files at other paths."""
+    """Update the file paths in a current run's stored spec, if the run was made from equal files elsewhere."""
     asked = as_dict(spec)
     if by_content(asked) != asked and record.meta(out / spec.folder)["spec"] != asked:
         record.restate(out / spec.folder, {"spec": asked})

@@ -1,11 +1,13 @@
-"""Specs: a run as a value, of system, machine, workload and numbers. Its hash is the run's name.
+"""Specs: a spec describes a run by its system, machine, workload and numbers. Its hash is in the run's name.
 
-A `Spec` holds plain values only. Whether a system, trace or GPU of that name exists is checked where it is looked up.
-`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). In a resolved spec, only these
-may be None: the preset, the cost table, a closed loop's window, the longest request, and a prefix cache where no ids
-are known. So may memory of the card, of the process and of the host, and link rates: the machine's own values then
-hold. If a spec leaves open the tokens and sequences of a step and the share of the card, the host profile's release
-sets them (`engines/costs/servers.toml`). Only a resolved spec is hashed into results.
+A `Spec` has plain values only. The code that looks up a system, trace or GPU checks whether it exists. `None` stands
+for "not decided yet" (the trace's whole span, the profile's noise, ...). In a resolved spec, only a few fields may be
+None. These are the preset, the cost table, a closed loop's window, the longest request, and a prefix cache if no ids
+are known. Memory of the card, of the process and of the host, and link rates may be None too. The machine's own values
+are then used.
+
+If a spec leaves open the tokens and sequences of a step and the share of the card, the host profile's release sets them
+(`engines/costs/servers.toml`). Results store the hashes of resolved specs only.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ UNHASHED = "_env"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A run. Raises UserError, naming the key, for a value of the wrong type or out of range."""
+    """The description of a run. Raises UserError, naming the key, for a value of the wrong type or out of range."""
 
     system: str  # name in systems/, or the path of a .py
     preset: str | None = None  # preset of the system
@@ -163,7 +165,7 @@ class Spec:
 
     @property
     def hash8(self) -> str:
-        """The identity: the first digits of the SHA-256 of `canonical`."""
+        """The hash that identifies the run: the first digits of the SHA-256 of `canonical`."""
         return digest(canonical(self))
 
 
@@ -190,7 +192,7 @@ def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoint(path: str) -> str:
-    """Return a name for a checkpoint: the hash of what is read of it, or its path if it cannot be read."""
+    """Return an identity for a checkpoint: the hash of the data read from it, or its path if it cannot be read."""
     try:
         return sha256(repr(checkpoint.read(path)).encode()).hexdigest()
     except UserError:
@@ -198,9 +200,9 @@ def _checkpoint(path: str) -> str:
 
 
 def _content(path: str) -> str:
-    """Return a name for a file: the digest of its meaning with its ending, or its path if the file is missing.
+    """Return an identity for a file: the digest of its meaning and its ending, or its path if the file is missing.
 
-    A trace is named by its ending alone, as its rows have a hash of their own.
+    For a trace this is its ending alone, because a trace's rows have a hash of their own.
     """
     file = Path(path)
     if file.suffix == ".parquet":
@@ -244,7 +246,7 @@ def as_dict(spec: Spec) -> dict[str, Any]:
 
 
 def _identity(engine: str) -> str:
-    """Return an engine's text without the fields that do not change its runs."""
+    """Return the text for an engine without the fields that do not change its runs."""
     given = fields.asked(engine)
     kept = {name: value for name, value in given.fields.items() if not name.endswith(UNHASHED)}
     return str(given._replace(fields=kept))
@@ -259,7 +261,7 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
 
 
 def stored(values: Mapping[str, Any]) -> Spec:
-    """Rebuild the spec of a stored run. If `values` are facts of a file, UserError names that file."""
+    """Rebuild the spec of a stored run. If `values` are facts of a file, the message of UserError names that file."""
     where = f"{values.where}: " if isinstance(values, Facts) else ""
     return from_dict({"admission": UNSAID["admission"], **values}, where)  # stored without it: this, not the server's
 

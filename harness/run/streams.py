@@ -26,7 +26,7 @@ DRAWN = {
 def check(setup: Setup) -> None:
     """Raise UserError, with the counts, if a log file has requests of streams that no model of the set serves.
 
-    Named traces and generators are not checked: models may have only some of their streams.
+    Named traces and generators are not checked, because there models may have only some of the streams.
     """
     from traces.chosen import listed
     from workloads.picking import assigned
@@ -54,12 +54,12 @@ def _requests(setup: Setup) -> dict[str, int]:
 
 
 def stem(text: str) -> str:
-    """Return the name of a file without folder and ending; other names as they are."""
+    """Return the name of a file without folder and ending; return any other name unchanged."""
     return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 
 def halves(setup: Setup) -> None:
-    """Raise UserError if half of a log has no request although the spec replays one half and plans from the other."""
+    """Raise UserError if a spec plans from one half of a log and replays the other, but one half has no request."""
     from workloads.picking import window_fold
 
     trace, spec = setup.trace, setup.spec
@@ -82,8 +82,8 @@ def share(kept: float) -> str:
 def lines(setup: Setup, *, every: bool = False) -> list[str]:
     """Describe the rule by which models get streams, and list the models whose stream has another name.
 
-    Return [] for a shipped trace. With `every`, list all models, else only the first `MOST` whose stream has another
-    name. Raises UserError if the trace has too few streams.
+    Return [] unless the trace is a .parquet file. With `every`, list all models, else only the first `MOST` whose
+    stream has another name. Raises UserError if the trace has too few streams.
     """
     from workloads.picking import assigned, square_seeds
 
@@ -116,7 +116,7 @@ def _listed(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> st
 
 
 def of_all(specs: Iterable[Spec], *, every: bool = False) -> list[str]:
-    """Return the `lines` of several specs, once for each combination of trace, model set and assignment."""
+    """Return the `lines` of several specs. Those of each combination of trace, model set and assignment come once."""
     from harness.run.setup import Setup
 
     once = {(spec.trace, spec.models, spec.assign): spec for spec in specs}

@@ -1,4 +1,4 @@
-"""The waits and steps of one request in order of time; their nanoseconds, by cause, sum to its latency."""
+"""The waits and steps of one request in order of time. Their nanoseconds by cause sum to the request's latency."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Part(NamedTuple):
 def folded(parts: Iterable[Part]) -> list[Part]:
     """Join adjacent parts of one kind. A queue between two prefill or two decode parts is joined with them.
 
-    Other parts keep their order. A queue after the last prefill, or before a recompute, remains a part of its own.
+    Other parts keep their order. A queue after the last prefill, or before a repeated prefill, remains a part of its
+    own.
     """
     merged: list[Part] = []
     for part in parts:
@@ -58,7 +59,7 @@ def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def by_cause(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sum nanoseconds by the causes of record.WAITS; time before a closed lane counts as queue."""
+    """Sum nanoseconds by the causes of record.WAITS. Time in the queue while no lane is open counts as queue."""
     total = summed(parts)
     if "closed" in total:
         total["queue"] = total.get("queue", 0) + total.pop("closed")

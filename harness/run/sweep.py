@@ -1,7 +1,7 @@
 """Sweeps: the runs of many specs. Current stored runs are used again; worker processes execute the others.
 
-A sweep holds no state of its own: a run that is current on disk is done. So a sweep can be killed at any moment and
-started again, with any number of workers, and ends with the same bytes.
+A sweep stores no state of its own: a run that is current on disk is done. So a sweep can be killed at any moment and
+started again, with any number of workers, and its results have the same bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STORED: ContextVar[bool] = ContextVar("_STORED", default=False)
 
 @contextmanager
 def stored_only() -> Iterator[None]:
-    """Forbid the execution of runs within the block: a sweep with a run that is not stored raises Missing."""
+    """Forbid the execution of runs within the block: a sweep that lacks a stored run raises Missing."""
     token = _STORED.set(True)
     try:
         yield
@@ -65,8 +65,8 @@ def stored_only() -> Iterator[None]:
 def stored_so_far(search: tuple[str, ...], act: Callable[[], object], made: Callable[[], int]) -> Progress:
     """Return the progress of a search: the numbers of its runs that are stored and that are missing.
 
-    `act` performs the search, up to its first sweep with a run that is not stored. `made` returns the number of runs in
-    the sweeps before that one.
+    `act` performs the search, up to its first sweep that lacks a stored run. `made` returns the number of runs in the
+    sweeps before that one.
     """
     with stored_only():
         try:
@@ -80,7 +80,7 @@ def stored_so_far(search: tuple[str, ...], act: Callable[[], object], made: Call
 
 
 def tasks(specs: Iterable[Spec]) -> list[Task]:
-    """Resolve specs and hash their sources; UserError for what does not exist."""
+    """Resolve specs and hash their sources. Raises UserError for a name that does not exist."""
     code = codes()
     return [Task.of(spec, code(spec)) for spec in map(resolve, specs)]
 
@@ -97,13 +97,13 @@ def sweep(
 ) -> list[Path]:
     """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
-    `workers` is the number of processes (None: as many as pay). `later` is the number of requests of further sweeps
-    that may follow, for the estimate of the time left (inf: nothing bounds them). With `into`, runs that have no folder
-    yet are stored in parts of that partition (`rows/parts.py`).
+    `workers` is the number of processes (None: as many as are worth starting). For the estimate of the time left,
+    `later` is the number of requests in further sweeps that may follow (inf: no bound). With `into`, runs that have no
+    folder yet are stored in parts of that partition (`rows/parts.py`).
 
-    If a system's policy fails, its other runs are skipped, and Failed is raised after all other systems' runs. Also
-    raises UserError, and an engine's own errors; finished runs stay stored. Within `stored_only`, Missing is raised
-    before anything is executed.
+    If a system's policy fails, its other runs are skipped, and Failed is raised after the runs of all other systems.
+    Also raises UserError, and an engine's own errors; finished runs stay stored. Within `stored_only`, Missing is
+    raised before anything is executed.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -125,7 +125,7 @@ def sweep(
     failed = dict[str, str]()
 
     def note(ended: Ended, at: Path) -> None:
-        """Count a run that has ended, and tell how far the sweep is."""
+        """Count a run that has ended, and report the progress of the sweep."""
         nonlocal done
         failed.update(ended.why)
         done += not ended.why
@@ -146,7 +146,7 @@ def sweep(
 
 
 def _todo_and_stored(tasks: Iterable[Task], out: Path, teller: Teller) -> tuple[list[Task], list[Task]]:
-    """Return the tasks to execute, and those whose run in `out` is current.
+    """Return the tasks to execute, and the tasks whose run in `out` is current.
 
     The user gets a line if stored runs were made on a machine whose arithmetic differs from this one's.
     """
@@ -168,7 +168,7 @@ def _todo_and_stored(tasks: Iterable[Task], out: Path, teller: Teller) -> tuple[
 
 
 def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float, slots: int) -> Ahead:
-    """Return the runs ahead of a sweep, with costs learned from its own stored runs and others in its folder."""
+    """Return the remaining runs of a sweep, with costs learned from its own stored runs and others in its folder."""
     costs = Costs.of(out) if todo else Costs()
     for task in stored[:: max(1, len(stored) // MOST_LEARNED)] if todo else ():
         costs.learn(task.spec, out / task.folder, requests_in(task.spec))
@@ -178,10 +178,10 @@ def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float
 def _executed(
     todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why, ahead: Ahead
 ) -> Iterator[Ended]:
-    """Yield each task that was run with its failures; tasks of systems in `failed`, which grows, are left out.
+    """Yield each task that was executed with its failures. Tasks of systems in `failed`, which may grow, are left out.
 
     If the simulator is not compiled, this process first compiles it, so that workers find it compiled. Tasks of
-    exclusive engines are run in this process, one by one, after all workers have ended.
+    exclusive engines are executed in this process, one by one, after all workers have ended.
     """
     if not todo:
         return
@@ -219,39 +219,39 @@ def _executed(
 
 
 def part_order(run: str | Path) -> str:
-    """Return the sort key for reading many runs: with it, the runs of a part come one after the other.
+    """Return the sort key with which many runs are best read: the runs of a part then come one after the other.
 
-    The facts of a part are checked as a whole, and only those of a few parts are kept in memory. In any other order, a
-    part would be checked again for most of its runs.
+    The facts of a part are checked as a whole, and only those of a few parts are cached. In any other order, a part
+    would be checked again for most of its runs.
     """
     return Path(run).name.rpartition("-")[2]
 
 
 class Batches:
-    """Runs that are executed into folders beside a partition's parts, then written into a part once it is complete."""
+    """Runs on their way into parts. Each is executed into a folder; a part is written when it is complete."""
 
     def __init__(self, into: Partition, out: Path) -> None:
         self._into, self._out = into, out
         self._staged = into.staged(out)
 
     def key(self, task: Task) -> tuple[str, str]:
-        """Return a sort key: the part that a task's run belongs to, then its name. In this order parts fill early."""
+        """Return a sort key: the part of a task's run, then the run's name. So tasks complete part after part."""
         name = task.folder
         return name.rpartition("-")[2][: self._into.digits], name
 
     def waiting(self, todo: Iterable[Task]) -> set[Task]:
-        """Return the tasks whose complete runs already lie in folders beside the parts, as a killed call left them."""
+        """Return the tasks whose complete runs a killed call left in the folder of staged runs."""
         return {task for task in todo if not self._apart(task) and current(task, self._staged)}
 
     def _apart(self, task: Task) -> bool:
-        """Tell whether a task's run already has a folder of its own outside the parts. Such a run stays there."""
+        """Tell whether a task's run already has its own folder outside the parts. Such a run stays there."""
         return (self._out / task.folder / record.ROWS).exists()
 
     def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
-        """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
+        """Execute tasks, and yield each once its run is stored: in its own folder if it has one, else in a part.
 
-        Complete runs that a killed call left beside the parts are not executed again. At most `parts.MANY` runs, plus
-        those of one part, lie beside the parts at a time.
+        Complete runs that a killed call left in the folder of staged runs are not executed again. That folder has at
+        most `parts.MANY` runs, plus those of one part, at a time.
         """
         parts.clean(self._into, self._out)
         self._tidied({task.folder for task in todo})
@@ -268,7 +268,7 @@ class Batches:
         parts.dismissed(self._staged)
 
     def _tidied(self, wanted: AbstractSet[str]) -> None:
-        """Remove folders of runs that parts already hold; a call that was killed in between leaves such folders."""
+        """Remove staged folders of runs that parts already have; a call killed in between leaves such folders."""
         for run in self._staged.glob("*-*"):
             if run.name not in wanted and record.exists(self._out / run.name):
                 shutil.rmtree(run)
@@ -288,7 +288,7 @@ class Batches:
             yield from self._stored(every)
 
     def _stored(self, ended: Sequence[Ended]) -> Sequence[Ended]:
-        """Write the runs of a batch into their parts, and remove their folders."""
+        """Write the runs of ended tasks into their parts, and remove the runs' folders."""
         by_part: dict[Path, list[Path]] = {}
         for task, why in ended:
             if not why:
@@ -304,7 +304,7 @@ class Batches:
 
 
 class _Clock:
-    """The reports on runs in real time: their duration, and each run's outcome. Simulated runs are not reported."""
+    """Reports on runs in real time: expected duration, and each run's outcome. Simulated runs are not reported."""
 
     def __init__(self, todo: Sequence[Task], teller: Teller) -> None:
         spans = {task.folder: realtime.span(task.spec) for task in todo}
@@ -333,7 +333,7 @@ class _Clock:
 
 
 def compile_once() -> None:
-    """Compile the simulator's machine code, by a run that is not kept."""
+    """Compile the simulator's machine code with a run whose results are dropped."""
     spec = resolve(Spec(BASE, trace="sample", models="llama-3.2-1b", slo=""))
     with tempfile.TemporaryDirectory() as folder:
         execute(spec, Path(folder), "")

@@ -1,4 +1,4 @@
-"""Receivers of progress: a terminal, or none."""
+"""Receivers of progress reports: a terminal, or one that shows nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Left(NamedTuple):
-    """The time left in a sweep, estimated from stored runs like those to come."""
+    """The time left in a sweep, estimated from stored runs of the same kinds."""
 
     cpu_s: float  # s of the runs that are known to follow
     seconds: float | None  # until they are done on this machine; None: a system has no stored run yet
@@ -24,7 +24,7 @@ class Teller(Protocol):
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
         """Report that `done` of `total` runs of a phase are finished, including those that were stored before it.
 
-        `left` is None where the count alone tells how much is left.
+        `left` is None if there is no estimate, so that the count alone shows how much is left.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The turns and the loads of weights of a run, as its policy heard of them. Recorded with `--record`."""
+"""The turns and the loads of weights of a run, from the events and actions of its policy. Stored with `--record`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FILE = record.TURNS
 class Turns:
     """A log (`recorder.Log`) of a run's turns, loads and refused orders; times are from the window's start.
 
-    `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` lists the orders
-    that the engine refused for now, in sequence: time, action, fate and reason.
+    `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` lists, in
+    sequence, the events of orders that the engine refused for now: time, action, fate and reason.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -74,7 +74,7 @@ def load_s(
 ) -> dict[str, tuple[float, float]]:
     """Return for each model the mean seconds of its loads: the fixed part, and the copy of weights on idle links.
 
-    Weights are copied from host memory, or from the disk if the way of the load starts there.
+    The copy is from host memory, or from the disk if the load starts there.
     """
     parts: dict[str, list[tuple[int, float, float]]] = {}
     for (inst, way), times in loads.items():
