@@ -1,4 +1,4 @@
-"""Turns on a few GPUs, from a recorded run: who ran when, and what lay between.
+"""Turns of models on a few GPUs, from a recorded run: which model ran when, and the gaps between turns.
 
 bench run mine.toml --record && bench plot results/aegaeon-3f9c01ab --figure turns
 """
@@ -39,7 +39,9 @@ def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return what is drawn: the turns of a phase within the first SPAN_S seconds, on the first GPUS that have any.
+    """Return the turns to draw: those of a phase within the first SPAN_S seconds, on the first GPUS rows of GPUs.
+
+    A row of GPUs is a GPU, or several that run one model together.
 
     Raises UserError if there is no such turn.
     """
@@ -52,7 +54,7 @@ def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
 
 
 def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return the time between two successive turns on the same GPUs, if the turns belong to different models.
+    """Return the gaps between successive turns on the same GPUs, if the two turns belong to different models.
 
     Columns are gpus, model (that of the second turn) and gap_s.
     """

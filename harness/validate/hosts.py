@@ -305,7 +305,7 @@ def fit() -> dict[str, dict[str, Any]]:
 
 
 def table() -> Table:
-    """Fit all profiles anew; return the content of `hosts.toml`, with each profile's errors."""
+    """Fit all profiles again; return the content of `hosts.toml`, with each profile's errors."""
     file = tomllib.loads((quantities.TABLES / "hosts.toml").read_text(encoding="utf-8"))
     profiles = fit()
     ramps = measured_ramps()

@@ -69,7 +69,7 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a comparison runs: a model, its numbers of copies, systems, rates as shares of the saturated rate, and repeats."""
+    """The runs to compare: a model, its numbers of copies, systems, shares of the saturated rate, and repeats."""
 
     engine: str
     table: str

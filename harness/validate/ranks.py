@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the simulator ranks the pair as the servers do, or the reason why there is no ranking to compare."""
+        """The simulator's ranking of the pair, judged by the servers', or the reason why the servers do not rank it."""
         if self.servers.n < REPEATS:
             return "too few"
         if self.servers.low is None or not self.servers.low > 0.0:

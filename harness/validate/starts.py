@@ -42,7 +42,7 @@ SIXTEEN = frozenset({"torch.bfloat16", "torch.float16", "bfloat16", "float16"})
 
 
 class Start(NamedTuple):
-    """What a log states about a server's start; None for a value that no line states."""
+    """The start of a server, as its log states it; None for a value that no line states."""
 
     version: str
     model: str
