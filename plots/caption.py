@@ -91,7 +91,7 @@ def flat(standings: Iterable[Standing], panels: Iterable[Panel]) -> str:
 
 
 def within(words: int, *parts: str) -> str:
-    """Join parts in order, up to `words` words in all; a part that would exceed them is left out."""
+    """Join parts in order, up to `words` words in all; parts that would exceed this number are left out."""
     listed: list[str] = []
     for part in parts:
         if part and len(" ".join([*listed, part]).split()) <= words:

@@ -96,7 +96,7 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
 
 
 def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: str, unit: float) -> None:
-    """Stack the causes of each bar from the left."""
+    """Draw each bar as a stack of its causes, beginning at the left."""
     for y, name in enumerate(order):
         bars, at = points[points[key] == name].set_index("cause")[column], 0.0
         for cause, look in LOOKS.items():

@@ -203,7 +203,7 @@ def _bars(frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], text: st
 
 
 def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name: str, unit: float) -> None:
-    """Draw a bar for each of `rows` from 0 on, its interval, and its number at the end."""
+    """Draw a bar from 0 for each of `rows`, with its interval, and with its number at the end."""
     mean, low, high, seeds = (rows[column].to_numpy(np.float64) for column in ("mean", "low", "high", "n"))
     mean, low, high = unit * mean, unit * low, unit * high
     sure = np.isfinite(mean) & np.isfinite(low) & (seeds >= FEWEST)
@@ -291,7 +291,7 @@ def _per(frame: pd.DataFrame) -> float:
 
 
 def _handles(frame: pd.DataFrame, of: Mapping[str, style.Look], *, level: float, thin: bool) -> list[Line2D | Patch]:
-    """Return the legend of what is drawn."""
+    """Return the entries of the legend, for what is drawn."""
     handles: list[Line2D | Patch] = [style.handle(series, look) for series, look in of.items()]
     handles.append(page.dashed(f"{100 * level:g} %"))
     if frame["low"].notna().any() and not thin:

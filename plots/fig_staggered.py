@@ -90,7 +90,7 @@ def _by_instance(axes: Axes, points: pd.DataFrame, peaks: Sequence[int]) -> None
 
 
 def _shade(peak: int, peaks: Sequence[int]) -> tuple[float, float, float, float]:
-    """Return the colour of a peak, from light to dark."""
+    """Return the colour of a peak, from light (lowest) to dark (highest)."""
     return mpl.colormaps["viridis_r"](0.1 + 0.9 * (peak - peaks[0]) / max(1, peaks[-1] - peaks[0]))
 
 

@@ -1,6 +1,6 @@
 """Seconds of a switch of models by stage, from recorded runs of a system with its optimisations on and off.
 
-bench plot FOLDER --figure switch # of the runs in a folder that bench run SPEC.toml --record -o FOLDER stored there
+bench plot FOLDER --figure switch    # FOLDER has runs stored by bench run SPEC.toml --record -o FOLDER
 
 A bar is the time from the end of a turn to the start of the next turn of another model. It is averaged over the middle
 half of the switches, so that idle gaps do not count. Two of its parts are seconds of a load on idle links, from the

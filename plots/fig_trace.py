@@ -81,7 +81,7 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
 
 
 def _share_above(axis: Axes, of: Mapping[str, NDArray[Any]]) -> None:
-    """Draw for each series the percentage of values that are above x, with x on a logarithmic axis."""
+    """Draw for each series the percentage of its values that are above x; x is on a logarithmic axis."""
     for (label, values), color, line in zip(of.items(), (style.BLUE, style.ORANGE), ("-", "--"), strict=False):
         ordered = np.sort(values.astype(np.float64))
         above = 100 * (1 - np.arange(1, len(ordered) + 1) / max(1, len(ordered)))

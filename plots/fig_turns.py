@@ -39,11 +39,9 @@ def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return the turns to draw: those of a phase within the first SPAN_S seconds, on the first GPUS rows of GPUs.
+    """Return the turns to draw: those of a phase within the first SPAN_S seconds, on the first GPUS values of `gpus`.
 
-    A row of GPUs is a GPU, or several that run one model together.
-
-    Raises UserError if there is no such turn.
+    Values of the column `gpus` without such a turn do not count. Raises UserError if there is no such turn.
     """
     rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0) & (turns["start_s"] < SPAN_S)]
     if not len(rows):
@@ -102,7 +100,7 @@ def label(spec: Mapping[str, Any]) -> str:
 
 
 def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
-    """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
+    """Write the caption: the setting of the run, and the count and median time of the turns on all GPUs."""
     spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
     about = [
         label(spec),

@@ -149,7 +149,7 @@ def _names(pair: Pair, facts: About) -> list[str]:
 
 
 def _paper(shown: Sequence[Claimed], pair: Pair) -> list[str]:
-    """Return the line of a column's head that states the paper's ratio, if the column has a single one."""
+    """Return the line of a column's head that states the paper's ratio; no line if the paper has several or none."""
     papers = (each.claim["paper"] for each in shown if _pair(each) == pair)
     stated = {x for x in papers if isinstance(x, int | float)}
     return [f"(paper: {stated.pop():g}x)"] if len(stated) == 1 else []

@@ -111,7 +111,7 @@ def wrapped(text: str, inches: float, points: float) -> str:
 
 
 def title(axis: Axes, text: str, points: float = 6.5, more_in: float = 0.0, **more: Any) -> None:
-    """Write a title at the left above a panel, in smaller type if it exceeds the panel's width plus `more_in` inches."""
+    """Write a title at the left above a panel, in smaller type if it is wider than the panel and `more_in` inches."""
     axis.set_title(text, loc="left", fontsize=fitting(text, length_in(axis.xaxis) + more_in, points), **more)
 
 
@@ -261,7 +261,7 @@ def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width:
 
 
 def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: bool = False, points: float = 6) -> None:
-    """Set up an axis for rows along y, each with a name, the first on top; the caller draws values along x."""
+    """Set up an axis with named rows along y, the first row on top; the caller draws values along x."""
     axis.set_yticks(range(len(names)), list(names), fontsize=points)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")

@@ -108,6 +108,6 @@ def _panel(axis: Axes, bars: pd.DataFrame) -> None:
 
 
 def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
-    """Write the full caption, which the CSV holds."""
+    """Write the full caption for the CSV."""
     above = "Above each panel: what the whole system attains."
     return caption(table, facts, "mean and 95 % interval, paired,", above, *sampling(table, facts), note=note)

@@ -406,9 +406,9 @@ def save(
 ) -> list[Path]:
     """Write `stem`.pdf, .png and .csv, and return their paths; equal points give equal bytes.
 
-    `form.on` may choose other formats than .pdf and .png, but the .csv is always written. The .pdf has all pages, other
+    `form.on` may choose other formats than .pdf and .png, but the .csv is always written. The .pdf has all pages; other
     formats have the first page. The .csv has the command that made it, the points, and `told`, the text that a reader
-    of the points needs. Lines of the command and the text begin with "#". Call within `theme()`. Raises UserError if
+    of the points needs. Lines of the command and of the text begin with "#". Call within `theme()`. Raises UserError if
     the files cannot be written.
     """
     pages = pages if isinstance(pages, Sequence) else [pages]

@@ -2,8 +2,8 @@
 
 `bench validate results/h200` is an example, which takes seconds. The probe and the simulator each give the slow-down of
 a unit of work of one 8B model while another 8B model works. A unit is a decode step of 1 or 64 sequences with 1,024
-tokens of context each, or a prefill of 2,048 tokens. `make gpu` measures the pairs of models, in its duels. The
-slow-downs of both models of a pair are shown.
+tokens of context each, or a prefill of 2,048 tokens. `make gpu` measures these pairs of models; it calls each
+measurement a duel. The comparison shows the slow-downs of both models of a pair.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VICTIM, OTHER = (Batch(Inst(name, (0,))) for name in ("victim", "other"))
 
 
 class Duel:
-    """A policy that loads two models and lets both work at the same time, on all SMs or each on a part of them."""
+    """A policy that loads two models and lets both work at the same time, on all SMs or each on a part of its own."""
 
     uses = frozenset({"Load", "Run", "Admit", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.sms"})
     hears = frozenset({Woke, Arrived})
@@ -143,7 +143,7 @@ def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
 
 
 def pairs(folder: Path, gpu: str, table: str | None) -> Iterator[Pair]:
-    """Yield each measured pair of models, with its measured and simulated slow-downs."""
+    """Yield each pair of models that was measured, with its measured and simulated slow-downs."""
     seen = measured(folder)
     for mode in MODES:
 

@@ -4,10 +4,10 @@ The profiles are stored in `engines/costs/tables/hosts.toml`, with a hash of the
 has the fit of one unnamed card (`unnamed_card`). The simulator replays each measured row under the row's own
 conditions. Kernel times come from the cost tables, so a profile has only what the engine adds to them.
 
-Each profile has two errors. `fit` is the error on the fitted rows. For `held`, each row is predicted by a fit that
-leaves out the row's group. A group has the rows of a run (Poisson), of a prompt or output length (closed loop), or of a
-model or batch size (offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends
-none, so vLLM takes the checkpoint's own. The same is assumed of the closed loops.
+Each profile has two errors. `fit` is the error on the fitted rows. `held` is the error of fits that each leave out one
+group of rows and predict it. A group has the rows of a run (Poisson), of a prompt or output length (closed loop), or of
+a model or batch size (offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends
+none, so vLLM uses the settings of the checkpoint. The same is assumed of the closed loops.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
 def inputs(cases: Sequence[Case]) -> str:
     """Hash the inputs of the fits: each row's conditions, load and measurements, and the table of the GPU's kernels.
 
-    The simulator's code is not hashed. A refit to the rows of `stages` shows whether changed code still gives the
-    stored constant.
+    The simulator's code is not hashed. To see whether changed code still gives the stored constant, refit the rows that
+    `stages` selects.
     """
     table = tomllib.loads((quantities.TABLES / f"{GPU}.toml").read_text("utf-8"))
     table.pop("co_run", None)  # it prices a model beside others
@@ -144,7 +144,7 @@ def inputs(cases: Sequence[Case]) -> str:
 
 
 def vars_of(config: Config) -> dict[str, Any]:
-    """Return the fields of a configuration."""
+    """Return the fields of a configuration, by name."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 

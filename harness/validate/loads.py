@@ -106,7 +106,7 @@ Load = Poisson | Closed | Batch
 
 
 class Setting(NamedTuple):
-    """Settings of one simulated run; equal settings are run once."""
+    """Settings of one simulated run; cases with equal settings share that run."""
 
     engine: str
     gpu: str

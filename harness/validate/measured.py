@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 @dataclass(slots=True)
 class CsvRow:
-    """A line of a CSV; errors in it name the column."""
+    """A line of a CSV; errors that it raises name the column."""
 
     path: Path
     line: int
@@ -141,7 +141,7 @@ class CsvRow:
     def sampling(self) -> str:
         """Return the sampling that the client asked for: the value of the column `sampling`.
 
-        If there is no value, the result is "greedy" for models whose script is known to ask for greedy sampling, else
+        If there is no value, the result is "greedy" for models whose client is known to ask for greedy sampling, else
         "checkpoint". Raises UserError for an unknown word.
         """
         known = "greedy" if self.values.get("model_path") in names.GREEDY else "checkpoint"

@@ -88,8 +88,8 @@ def compared(
 ) -> str:
     """Return a comparison of an engine with the simulator as Markdown.
 
-    The Markdown has the command, the notes `told`, a table of pairs of systems, a table of cells, and the lines `met`
-    on the aims that are met.
+    The Markdown has the command, notes (`told`), a table of pairs of systems, a table of cells, and lines that say
+    which aims are met (`met`).
     """
     lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
     lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []

@@ -115,7 +115,7 @@ def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
 
 
 def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> Predicted:
-    """Run the plan on the simulator, then on the servers. Raises UserError where it cannot run."""
+    """Run the plan on the simulator, then on the servers. Raises UserError if the plan cannot run."""
     asked = rule or slo_rule(plan)
     frames, notes, waits = list[pd.DataFrame](), list[str](), list[dict[str, object]]()
     for count in plan.counts:
@@ -186,7 +186,7 @@ def grid(
 
 
 def _again(done: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
-    """Repeat each run until it is valid, but at most `times` times; each repeat replaces the run before."""
+    """Repeat each invalid run until it is valid, at most `times` times; a repeat replaces the earlier run."""
     for _ in range(times):
         invalid = [task for task in done if (record.meta(out / task.folder).get("verdict") or {}).get("reasons")]
         for count, task in enumerate(invalid):

@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The simulator's ranking of the pair, judged by the servers', or the reason why the servers do not rank it."""
+        """The simulator's ranking compared with the servers', or the reason why the servers do not rank the pair."""
         if self.servers.n < REPEATS:
             return "too few"
         if self.servers.low is None or not self.servers.low > 0.0:
@@ -90,7 +90,7 @@ def valid(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
-    """Compare every pair of systems under each condition; `measure` is the attainment that is compared."""
+    """Compare every pair of systems under each condition; `measure` names the attainment to compare."""
     kept, compared = valid(frame), list[Pair]()
     kept = kept[kept["measure"] == measure]
     for condition, group in frame[frame["measure"] == measure].groupby("condition", sort=False):

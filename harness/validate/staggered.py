@@ -82,7 +82,7 @@ class Load(NamedTuple):
 
     @property
     def fitted(self) -> bool:
-        """True for the load on which the card was fitted."""
+        """True for the load to which the card's constants were fitted."""
         return (self.shape.name, self.models, self.prompt, self.cap) == FITTED
 
     @property
@@ -320,7 +320,7 @@ def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
 
 
 def tpot_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> NDArray[np.float64]:
-    """Return the mean TPOT of each instance, in their order, in s."""
+    """Return the mean TPOT of each instance in s, in the order of the instances."""
     return _at(frame, who, name, peak).sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
 
 
@@ -349,7 +349,7 @@ def scores(frame: pd.DataFrame) -> list[str]:
 def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
     """Return lines on a load: its conditions, errors, and measured and simulated values.
 
-    Only the values of the load on which the card was fitted are judged by aims.
+    Aims judge only the values of the load to which the card's constants were fitted.
     """
     there = dict.fromkeys(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     lines = [*_behind(load, held), *scores(frame)]
@@ -429,6 +429,6 @@ def verdict(met: bool) -> str:
 
 
 def met(notes: Sequence[str]) -> str:
-    """Say how many aims are met, by counting in a run's notes."""
+    """Say how many aims are met, counted in the notes on a load."""
     aims = [note for note in notes if re.search(r": (not )?met\b", note)]
     return f"{sum(': met' in note for note in aims)} of {len(aims)} aims met" if aims else "it has no aims"

@@ -200,7 +200,7 @@ def heads(start: Start, of: Ours, gpu: str | None) -> Iterator[str]:
 
 
 def notes(of: Ours) -> Iterator[str]:
-    """Yield the notes that stand below the table."""
+    """Yield the notes to print below the table."""
     if of.kv_gib is None:
         yield "KV tokens and blocks: of the log's own KV memory; --gpu KIND compares what a card's memory leaves"
 

@@ -28,7 +28,7 @@ AGAIN = 2
 def plan(engine: str, table: str, *, full: bool) -> Plan:
     """Return the plan of the full or the short tier, for the first shape in the cost table.
 
-    Raises UserError if `table` is not a table of devices.
+    Raises UserError if `table` is not a table that `bench calibrate torch` writes.
     """
     measured = quantities.machine(table)
     if measured is None:

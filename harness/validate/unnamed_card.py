@@ -3,7 +3,7 @@
 The card's speed is fitted to the first instance of elastic memory at the peaks in `ALONE`. That instance has the card
 to itself for nearly all of its time. The seconds of a turn (`quantum_s`) are fitted to the TPOT of all instances at the
 peak `BESIDE`, where steps are the shortest. Further fits each leave out one peak. They give the range of each constant
-(`band`) and the errors on the peaks left out (`held`).
+(`band`) and the errors on the peaks that were left out (`held`).
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def unscored(setting: Setting, metric: str) -> str:
     """Return the reason why a metric is left out of the scores; "" if it is scored.
 
     TTFT of a closed loop on vLLM is left out unless the first wave counts. No source says whether the clients begin
-    spread out or in a burst, a pattern that later waves would repeat. On SGLang the slots run in step either way.
+    spread out or in a burst, a pattern that later waves would repeat. On SGLang, TTFT is scored, because the slots run
+    in step either way.
     """
     waves = isinstance(setting.load, Closed) and not setting.load.first and setting.engine.startswith("vllm")
     return "start unknown" if waves and metric == "ttft" else ""
@@ -191,7 +192,7 @@ def _median(values: pd.Series[float]) -> str:
 
 
 def refits(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each engine: its aims, and the errors of refits on the rows that they left out."""
+    """Return a line for each engine: its aims, and the errors of refits on the rows that the refits left out."""
     lines = []
     for engine in sorted(frame["engine"].unique()):
         parts = []
@@ -204,9 +205,10 @@ def refits(frame: pd.DataFrame) -> list[str]:
 
 
 def groups(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return a table of quantised models and mixtures: median/P95 of the errors of TPOT and throughput, and the aim.
+    """Return a table of quantised models and mixtures: median/P95 of the errors of TPOT and throughput, and a verdict.
 
-    Throughput is clients x output / E2E. The table is empty if there is no such row.
+    The verdict says whether the aim is met. Throughput is clients x output / E2E. The table is empty if there is no
+    such row.
     """
     lines: list[tuple[str, ...]] = []
     for group, rows in frame[frame["group"] != ""].groupby("group", sort=True):
