@@ -5,9 +5,9 @@ whether the figure can be drawn from a folder, by the names and footers of the f
 command, note="")` writes `stem`.pdf, .png and .csv (`style.save`) and returns their paths. The first line of the file's
 docstring says what the figure shows. docs/contributing.md has an example.
 
-Figures without `draws`, and those of scatter.py, are drawn by the commands that compute their points. fig_study.py
-draws a study with the module of the study's layout: lines.py (its first page is overview.py), matrix.py, parts.py or
-tradeoff.py. caption.py writes the caption of each study. page.py lays out and scales what all of them draw: a legend,
+Figures without `draws`, and those of scatter.py, are drawn by the commands that compute their points. A study is drawn
+by fig_study.py with the module of the study's layout: lines.py (its first page is overview.py), matrix.py, parts.py or
+tradeoff.py. The captions of studies come from caption.py. All figures are laid out and scaled by page.py: a legend,
 lines of panels and a caption that never overlap, round ticks, curves, rows.
 """
 

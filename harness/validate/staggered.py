@@ -9,7 +9,7 @@ means Qwen2.5-7B. A `peak` is the highest rate of a model's ramp, in requests pe
 Results are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit. Settings are those of
 bench-config-amd-7b-6inst.yaml there (50b8c51) and of its -baseline (22f605a). They are vLLM 0.14 without a prefix
 cache, with .15 of the card for each of six models (gpu-memory-utilization) or .90 for all (kvcached_gpu_utilization).
-vLLM's defaults on so large a card are 1,024 sequences and 8,192 tokens a step.
+The defaults of vLLM on so large a card are 1,024 sequences and 8,192 tokens a step.
 
 The card was not named. The simulator uses the table of an MI300X (`engines/costs/tables/mi300x.toml`) and a fitted
 speed (`unnamed_card`). The bytes that a process needs besides weights are estimated from the first instance of the
