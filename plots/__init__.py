@@ -1,14 +1,14 @@
 """Figures: one file each, which reads Parquet only. No other code uses matplotlib.
 
-`bench plot FOLDER` finds a figure by its file, `fig_NAME.py`, if that has two functions. `draws(folder)` tells whether
-the figure can be drawn from a folder, by the names and footers of the files there. `render(folder, stem, command,
-note="")` writes `stem`.pdf, .png and .csv (`style.save`) and returns their paths. The first line of the file's
-docstring says what it shows. docs/contributing.md has an example.
+`bench plot FOLDER` finds a figure by its file, `fig_NAME.py`, if the file has two functions. `draws(folder)` tells
+whether the figure can be drawn from a folder, by the names and footers of the folder's files. `render(folder, stem,
+command, note="")` writes `stem`.pdf, .png and .csv (`style.save`) and returns their paths. The first line of the file's
+docstring says what the figure shows. docs/contributing.md has an example.
 
-Figures without `draws`, and those of scatter.py, are drawn by the commands that compute their points. The layouts of
-studies are lines.py (with overview.py as its first page), matrix.py, parts.py and tradeoff.py. One is chosen by
-fig_study.py, and caption.py writes its caption. All are laid out, scaled and drawn by page.py: a legend, lines of
-panels and a caption that never overlap, round ticks, curves, rows.
+Figures without `draws`, and those of scatter.py, are drawn by the commands that compute their points. A study is drawn
+by fig_study.py with the module of the study's layout: lines.py (its first page is overview.py), matrix.py, parts.py or
+tradeoff.py. The captions of studies come from caption.py. All figures are laid out and scaled by page.py: a legend,
+lines of panels and a caption that never overlap, round ticks, curves, rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def find(name: str) -> Any:
 def of(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the figures that can be drawn from a folder, by name, and an error line for each broken figure.
 
-    A UserError that a figure's `draws` raises, as for content that cannot be read, is passed on.
+    If `draws` of a figure raises UserError, for example because a file cannot be read, that error is passed on.
     """
     figures, broken = dict[str, Any](), []
     for name in names():

@@ -1,4 +1,4 @@
-"""Captions of studies, the same for every layout, from a study's table and facts alone."""
+"""Captions of studies, written from a study's table and facts alone, and equal for every layout."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CORRECTED = "Verdicts are corrected together (Holm)."
 def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = "") -> str:
     """Write the full caption: the setting of the runs, the sentences in `told`, and all that could mislead a reader.
 
-    `spread` says how the results of several seeds are drawn, as "mean and 95 % interval". `told` are sentences on the
-    kind of figure.
+    `spread` says how the results of several seeds are drawn, for example "mean and 95 % interval". `told` has sentences
+    on this kind of figure.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts.controls)]
@@ -51,10 +51,10 @@ def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = 
 
 
 def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
-    """Write a short caption: the setting, then other sentences in order while the caption has at most `WORDS` words.
+    """Write a short caption: the setting, then other sentences, in order, that fit into `WORDS` words in all.
 
-    The setting names: simulated or real, checked or not, GPUs, SLO and windows. Without `slo` it leaves out the SLO,
-    which a legend then states. The CSV beside the picture has the whole `caption`.
+    The setting says: simulated or real, checked or not, GPUs, SLO and windows. Without `slo` it leaves out the SLO,
+    which a legend then states. The CSV that is stored with the picture has the full `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts.controls)]
@@ -71,7 +71,7 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
 
 
 def unfit(runs: pd.DataFrame) -> str:
-    """Name the systems whose models did not fit in some run; they are not drawn where that happened."""
+    """Name the systems whose models did not fit in some run; such runs are not drawn."""
     names = [style.called(str(name)) for name in dict.fromkeys(runs.loc[runs["infeasible"].notna(), "label"])]
     return f"Not drawn where the models do not fit: {', '.join(names)}." * bool(names)
 
@@ -79,7 +79,8 @@ def unfit(runs: pd.DataFrame) -> str:
 def flat(standings: Iterable[Standing], panels: Iterable[Panel]) -> str:
     """Say that differences of attainment are shown instead of ratios where curves are flat.
 
-    The rates (or the x of another axis) of these differences are named if they are the same everywhere.
+    The text lists the rates of these differences if they are the same everywhere. On an axis other than the rate, it
+    lists the places on that axis.
     """
     undecided = (standing for standing in standings if standing.decisive is None)
     rates = {tuple(x for x, _ in standing.differences) for standing in undecided if standing.differences}
@@ -90,7 +91,7 @@ def flat(standings: Iterable[Standing], panels: Iterable[Panel]) -> str:
 
 
 def within(words: int, *parts: str) -> str:
-    """Join parts in order, up to `words` words in all; a part that would exceed them is left out."""
+    """Join parts in order, up to `words` words in all; parts that would exceed this number are left out."""
     listed: list[str] = []
     for part in parts:
         if part and len(" ".join([*listed, part]).split()) <= words:
@@ -99,7 +100,10 @@ def within(words: int, *parts: str) -> str:
 
 
 def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
-    """Say how many windows each point has, and of how many seconds; each half of a real trace is one window."""
+    """Say how many windows each point has, and how many seconds a window lasts.
+
+    Each half of a real trace is one window. If the study has only halves, the text says so.
+    """
     whole = [panel for panel in panels if not panel.get("half")]
     mine = runs[runs["condition"].isin([panel["condition"] for panel in whole])]
     if not len(mine):
@@ -126,7 +130,7 @@ def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
 
 
 def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield each trace with its tier; for a generated trace, say also how well it fits the real one."""
+    """Yield each trace with its tier and, for a generated trace, how well it fits the real one."""
     fits = {key: style.listed(rows, "fit") for key, rows in runs.groupby("condition", observed=True)}
     for panel in panels:
         fit = fits.get(panel["condition"])
@@ -135,7 +139,10 @@ def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _machine(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
-    """Name the machine of the runs with the first panel's setting; other settings are named on their panels' axes."""
+    """Name the machine of the runs that have the first panel's setting.
+
+    Panels with other settings name them on their axes.
+    """
     apart = {panel["condition"] for panel in panels if panel["own"] != panels[0]["own"]}
     machines = runs.loc[~runs["condition"].isin(apart), "machine"].dropna().unique()
     return "memory and processes by condition" if len(machines) > 1 else _listed(machines)
@@ -151,10 +158,10 @@ def definition(name: str) -> str:
 
 
 def slos(rules: Iterable[str]) -> str:
-    """Describe SLO rules in few words: each base with the range of its scales, and rules in seconds as they are.
+    """Describe SLO rules in few words: each base with the range of its scales, and rules in seconds unchanged.
 
-    A P95 base is described as "P95 alone", as it is measured on a model served alone. If the rule names a kind of GPU,
-    the description does so too.
+    A P95 base is described as "P95 alone", because it is measured on a model served alone. If the rule names a kind of
+    GPU, the description does so too.
     """
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
@@ -166,7 +173,7 @@ def slos(rules: Iterable[str]) -> str:
 
 
 def _base(rule: str) -> str:
-    """Describe in words the base of an SLO rule, or a whole rule that has no single scale."""
+    """Describe the base of an SLO rule in words, or a whole rule that has no single scale."""
     if two := re.fullmatch(r"([\d.]+)/([\d.]+)x(.+)", rule):
         return f"TTFT {two[1]} x, TPOT {two[2]} x {_base(two[3])}"
     if seconds := re.fullmatch(r"absolute:ttft=([\d.]+),tpot=([\d.]+)", rule):
@@ -186,7 +193,7 @@ def scale_base(rule: str) -> tuple[float, str]:
 
 
 def sampling(table: pa.Table, facts: About) -> Iterator[str]:
-    """Yield sentences on how rates were chosen, and on the smallest number of requests at any point."""
+    """Yield sentences on how rates were chosen, and on the smallest number of requests that any point has."""
     sample, panels = facts.sample, facts.panels
     given = next((rates for panel in panels if (rates := _rates_rps(panel))), None)
     if given and sample["rule"] == "bisect":
@@ -207,7 +214,7 @@ def _rates_rps(panel: Panel) -> Sequence[float]:
 
 
 def seen(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield a sentence on how many requests of each model planners knew, for panels with held-out plans."""
+    """Yield a sentence on how many requests of each model planners saw, if panels have held-out plans."""
     sets: dict[str, dict[str, None]] = {}
     for panel in panels:
         if panel["plan"] == "held-out" and panel["axis"] != "models":
@@ -248,12 +255,12 @@ def floats(e: Estimate) -> dict[str, float]:
 
 
 def ends_of(name: str, e: Estimate) -> dict[str, Any]:
-    """Return the mean and the interval of an estimate as cells of a table, in columns of this name."""
+    """Return the mean and the interval of an estimate as cells of a table, in columns named after `name`."""
     return {name: e.mean, f"{name}_low": e.low, f"{name}_high": e.high}
 
 
 def parts_of(name: str, e: Estimate | None) -> dict[str, Any]:
-    """Return an estimate as cells of a table, with the sign that marks a bound; no cells for None."""
+    """Return an estimate as cells of a table, with a sign if it is only a bound; no cells for None."""
     return {} if e is None else ends_of(name, e) | {f"{name}_is": e.sign}
 
 

@@ -1,4 +1,4 @@
-"""The fewest GPUs that hold the level: a panel per workload, a row per system, a mark per SLO."""
+"""The fewest GPUs on which systems reach the level: a panel per workload, a row per system, a mark per SLO."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
 
 def _count(answers: Sequence[Estimate | None]) -> str:
-    """Return a system's fewest GPUs for each SLO as text; a number that is only a bound has a sign before it."""
+    """Return a system's fewest GPUs for each SLO as text; a sign comes before a number that is only a bound."""
     signs = {"<": "≤", ">": ">", "=": ""}
     return " / ".join("-" if at is None else f"{signs[at.sign]}{at.mean:g}" for at in answers)
 
@@ -94,7 +94,8 @@ def _answered(axis: Axes, y: float, look: style.Look, at: Estimate | None, paper
 def _papers_of(label: str, panel: Panel, answers: Answers, facts: About) -> list[float]:
     """Return the GPU counts that a paper's claims imply for a system.
 
-    A count is our result for the claim's other system, divided by the ratio that the paper states.
+    A claim states a ratio of the fewest GPUs of two systems. The implied count of one is our result for the other,
+    divided by that ratio.
     """
     marks = []
     for claim in claims_of(panel, facts):
@@ -134,7 +135,7 @@ def answers(table: pa.Table, facts: About) -> pd.DataFrame:
 def by_slo(facts: About) -> About:
     """Arrange a study's panels for drawing: a column for each SLO, and a line for each workload.
 
-    Return the facts with these panels and the columns' titles.
+    Return the facts with these panels and with titles of the columns.
     """
     rules = list(dict.fromkeys(map(_slo, facts.panels)))
     panels = tuple(
@@ -156,7 +157,7 @@ def _criterion(facts: About) -> str:
 
 
 def _apart(table: pa.Table) -> Iterator[str]:
-    """Yield a sentence on how many GPUs the system `dedicated` uses, with a GPU for each model, if it was run."""
+    """Yield a sentence on the GPUs of the system `dedicated`, which has one for each model, if it was run."""
     rows = table.filter(pc.equal(table["label"].cast(pa.string()), "dedicated"))
     if len(rows):
         yield f"A GPU a model (dedicated) takes {pc.max(rows['gpus']).as_py()}."

@@ -1,4 +1,4 @@
-"""Causes of SLO misses: for each system (or rate) a bar of seconds per miss by cause, and one of misses by cause."""
+"""Causes of SLO misses: for each system (or rate) a bar of seconds per miss by cause, and a bar of misses by cause."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
 def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if no SLO was missed.
 
-    `scored` are the rows of the sweep's table from which the points come.
+    `scored` has those rows of the sweep's table from which the points were computed.
     """
     if not len(points):
         raise UserError("nothing to draw: no request missed")
@@ -96,7 +96,7 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
 
 
 def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: str, unit: float) -> None:
-    """Stack the causes of each bar from the left."""
+    """Draw each bar as a stack of its causes, beginning at the left."""
     for y, name in enumerate(order):
         bars, at = points[points[key] == name].set_index("cause")[column], 0.0
         for cause, look in LOOKS.items():

@@ -1,4 +1,4 @@
-"""Attainment and P95 latency of systems over the rate, from a sweep's attainment.parquet alone."""
+"""Attainment and P95 latency of systems over the rate, from the file attainment.parquet of a sweep alone."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def draws(folder: Path) -> bool:
 def points(table: pa.Table) -> pd.DataFrame:
     """Return the table of the figure: a row for each (series, rate, definition), in the units of `table`.
 
-    A series is a system's label. It has the GPU count in brackets if that is not the most frequent one, and the
-    fidelity if runs differ in it.
+    A series is named after a system's label. If its GPU count is not the most frequent one, the name has the count in
+    brackets. If runs differ in fidelity, the brackets also have the fidelity.
     """
     frame = summaries.summary(table, [*ATTAINMENT, *LATENCY, "offered_rps"])
     common = frame.groupby("gpus").size().idxmax() if len(frame) else 0
@@ -66,7 +66,7 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 
 def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
-    """Replace the means over seeds by attainment over all windows together, as bench compare prints it."""
+    """Replace mean attainment over seeds by attainment over the requests of all windows, which bench compare prints."""
     runs = table.select(["label", "gpus", "fidelity"]).to_pandas()
     for (label, gpus, fidelity), group in frame.groupby(["label", "gpus", "fidelity"], observed=True):
         same = (runs["label"] == label) & (runs["gpus"] == gpus) & (runs["fidelity"] == fidelity)
@@ -80,7 +80,7 @@ def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
 
 
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
-    """Split the table of a real trace into one table for each half of the trace; another table stays whole.
+    """Split the table of a real trace into one table for each half of the trace; return another table whole.
 
     `halves` has the seeds that replay each half.
     """
@@ -91,8 +91,8 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
 def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), level: float = LEVEL) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system that did not fit in some run is not drawn, and the caption says so. `every` has the `points` of the table
-    or, for a real trace, those of each half; the curves of halves are drawn as thin lines.
+    A system that did not fit in some run is not drawn, and the caption says so. `every` has the `points` of the table.
+    For a real trace it has those of each half instead, whose curves are drawn as thin lines.
     """
     unfit = summaries.infeasible(table)
     frames = [part[~part["label"].isin(unfit)] for part in every or [points(table)]]
@@ -138,7 +138,7 @@ def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), le
 
 
 def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
-    """Yield the rate scales at which a panel shows something: attainment of at least `FLOOR`, or any latency."""
+    """Yield the rate scales at which a panel has something to show: attainment of at least `FLOOR`, or any latency."""
     least, finite = _floor(rows, unit), rows[np.isfinite(rows["mean"])]
     for _, line in (finite if len(finite) else rows.assign(mean=math.inf)).sort_values("rate_scale").groupby("series"):
         x, y = line["rate_scale"].to_numpy(np.float64), line["mean"].to_numpy(np.float64) * unit
@@ -162,7 +162,7 @@ Wanted = tuple[str, tuple[str, str, float]]  # a panel with its letter
 
 
 def _panels() -> list[Wanted]:
-    """Return the panels to draw with their letters, all or the one that --panel names.
+    """Return the panels to draw, with their letters: all of them, or only the one that --panel names.
 
     Raises UserError for an unknown letter.
     """
@@ -203,7 +203,7 @@ def _bars(frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], text: st
 
 
 def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name: str, unit: float) -> None:
-    """Draw a bar for each of `rows` from 0 on, its interval, and its number at the end."""
+    """Draw a bar from 0 for each of `rows`, with its interval, and with its number at the end."""
     mean, low, high, seeds = (rows[column].to_numpy(np.float64) for column in ("mean", "low", "high", "n"))
     mean, low, high = unit * mean, unit * low, unit * high
     sure = np.isfinite(mean) & np.isfinite(low) & (seeds >= FEWEST)
@@ -220,8 +220,9 @@ def _curves(
 ) -> None:
     """Draw a line with a band for each series; attainment below the lower end of the axis is cut off.
 
-    A line that other lines cover is drawn wider, so that its edges show. For attainment, the band is left out where no
-    request missed, as it is then a bound and not a spread. For latencies, it needs at least `FEWEST` seeds.
+    A line that other lines cover is drawn wider, so that its edges show. A band of attainment is left out where no
+    request missed its SLOs, because it is then a bound and not a spread. A band of latencies needs at least `FEWEST`
+    seeds.
     """
     share = unit == PERCENT
     under, least = _under(frame, list(of), share=share), _floor(frame, unit)
@@ -241,11 +242,11 @@ def _curves(
 
 
 def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[str, int]:
-    """Count for each series the series that are drawn above it and cover it, at all rates that both have.
+    """Count, for each series, those series drawn above it whose lines cover its line.
 
-    Both must have most of their rates in common (`ALONG`). With `share`, values cover each other if they differ by at
-    most `NEAR`; values below the axis (`FLOOR`) are ignored. Otherwise they may differ by ten times `NEAR` of the
-    larger one.
+    Two lines cover each other if they are near at all rates that both have, and if these are most of the rates of each
+    (`ALONG`). With `share`, near means a difference of at most `NEAR`; values below the axis (`FLOOR`) are ignored.
+    Otherwise near means a difference of at most ten times `NEAR`, relative to the larger value.
     """
     of = {series: frame[frame["series"] == series].set_index("rate_scale")["mean"] for series in order}
 
@@ -261,7 +262,7 @@ def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[st
 
 
 def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
-    """Scale the axis of attainment, mark the level, and name the series that lie wholly below the axis."""
+    """Scale the axis of attainment, mark the level, and name the series that are below the axis at all rates."""
     axis.axhline(100 * level, color=page.GREY, linewidth=0.7, linestyle=page.LEVEL, zorder=1.5)
     floor = _floor(rows, PERCENT)
     page.ruler(axis.yaxis, floor, PERCENT, share=0.05)
@@ -284,13 +285,13 @@ def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
 
 
 def _per(frame: pd.DataFrame) -> float:
-    """Return the requests per second that rate scale 1 stands for; 1 if no run states an offered rate."""
+    """Return the requests per second that a rate scale of 1 means; 1 if no run states an offered rate."""
     offered = frame[(frame["definition"] == "offered_rps") & np.isfinite(frame["mean"])]
     return float((offered["mean"] / offered["rate_scale"]).median()) if len(offered) else 1.0
 
 
 def _handles(frame: pd.DataFrame, of: Mapping[str, style.Look], *, level: float, thin: bool) -> list[Line2D | Patch]:
-    """Return the legend of what is drawn."""
+    """Return the entries of the legend, for what is drawn."""
     handles: list[Line2D | Patch] = [style.handle(series, look) for series, look in of.items()]
     handles.append(page.dashed(f"{100 * level:g} %"))
     if frame["low"].notna().any() and not thin:
@@ -334,7 +335,7 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
 
 
 def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
-    """Write the full caption, which the CSV holds; `frame` are the table's `points`."""
+    """Write the full caption for the CSV; `frame` has the table's `points`."""
     unfit = summaries.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     sentences = (*_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
@@ -342,7 +343,7 @@ def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; return their paths. Raises UserError."""
     table, facts = form.chosen(tidy.stored(sweep / SWEEP)), record.footer(sweep / SWEEP)
     halves: list[list[int]] = next((panel.get("halves", []) for panel in facts.get("panels", [])), [])
     level, (first, *_) = facts.get("level", LEVEL), facts.get("definitions") or ["both"]

@@ -1,4 +1,4 @@
-"""Equal models on one card, memory split or shared: a measured run beside its simulation, by peak and by instance."""
+"""Equal models on one card with split or shared memory: measured and simulated TTFT by peak rate and by model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIMULATED = (0, (3, 1.5))  # dashes
 def draw(frame: pd.DataFrame, load: str) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame` is what `harness.validate.staggered.points` returns.
 
-    `load` is the load in words.
+    `load` describes the load in words.
     """
     peaks = sorted(frame["peak"].unique())[-MOST:]
     shown = f"peak {peaks[0]}" if len(peaks) == 1 else f"peaks {peaks[0]} to {peaks[-1]}"
@@ -90,7 +90,7 @@ def _by_instance(axes: Axes, points: pd.DataFrame, peaks: Sequence[int]) -> None
 
 
 def _shade(peak: int, peaks: Sequence[int]) -> tuple[float, float, float, float]:
-    """Return the colour of a peak, from light to dark."""
+    """Return the colour of a peak, from light (lowest) to dark (highest)."""
     return mpl.colormaps["viridis_r"](0.1 + 0.9 * (peak - peaks[0]) / max(1, peaks[-1] - peaks[0]))
 
 

@@ -1,4 +1,4 @@
-"""A study in its layout: crossings and curves, a table of ratios, fewest GPUs, or parts switched off."""
+"""A study in its layout: crossings and curves, a table of ratios, fewest GPUs, losses without parts, or a trade-off."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ CURVES = frozenset({"lines", "fleet", "ideas"})  # layouts with a curve for each
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds a study whose layout has a figure."""
+    """Tell whether a folder holds a study with a layout that has a figure."""
     return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("layout") in DRAWERS
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw the study stored in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
+    """Draw the study stored in folder `sweep` to `stem`.pdf, .png and .csv; return their paths.
 
-    A study with the layout of a table has no figure. Raises UserError if a file cannot be written.
+    A study with the layout of a table has no figure. Raises UserError if a file cannot be written, or if --only is
+    given for a layout without curves.
     """
     facts = About.read(sweep / SWEEP)
     if facts.layout not in DRAWERS:

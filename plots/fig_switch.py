@@ -1,11 +1,12 @@
 """Seconds of a switch of models by stage, from recorded runs of a system with its optimisations on and off.
 
-bench plot FOLDER --figure switch # of the runs in a folder that bench run SPEC.toml --record -o FOLDER stored there
+bench plot FOLDER --figure switch    # FOLDER has runs stored by bench run SPEC.toml --record -o FOLDER
 
-A bar is the time from a turn to the next turn of another model, averaged over the middle half of the switches, so that
-idle gaps do not count. Two of its parts are seconds of a load on idle links, from the cost table. One does not depend
-on the size of the weights (engine start), the other is their copy (weights). The rest is KV and waiting. Seconds of the
-load that the previous turn hid (prefetch, overlap) are drawn hollow.
+A bar is the time from the end of a turn to the start of the next turn of another model. It is averaged over the middle
+half of the switches, so that idle gaps do not count. Two of its parts are seconds of a load on idle links, from the
+cost table. One is the start of an engine (engine start), which does not depend on the size of the weights; the other is
+the copy of the weights (weights). The rest of the bar is KV and waiting. Seconds of the load that were hidden behind
+the previous turn (prefetch, overlap) are drawn hollow.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def recorded(folder: Path) -> list[Path]:
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds several recorded runs, to be compared."""
+    """Tell whether a folder holds at least two recorded runs that can be compared."""
     return len(recorded(folder)) > 1
 
 

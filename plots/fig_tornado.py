@@ -1,4 +1,4 @@
-"""The lead of one system over another while constants of the machine are halved and doubled: one bar per constant."""
+"""Sensitivity of the lead of one system over another: a bar per constant of the machine that is halved and doubled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draws(folder: Path) -> bool:
 
 
 def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
-    """Read the leads that bench sensitivity stored beside a comparison, their facts, and the comparison's runs.
+    """Read the leads that bench sensitivity stored in a comparison's folder, their facts, and the comparison's runs.
 
     A lead is how far the first system is ahead of the second.
     """
@@ -42,10 +42,9 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
 
 
 def points(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the leads to draw, in points.
+    """Return the rows to draw, with leads in percentage points.
 
-    The first row is the unchanged machine. The constants follow by how much they change the lead, the largest change
-    first.
+    The row of the unchanged machine comes first. The constants follow, those that change the lead the most first.
     """
     leads = frame[frame["mean"].notna()].copy()
     for name in ("mean", "low", "high"):
@@ -105,9 +104,10 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
 
 
 def _bar(axis: Axes, y: float, row: Any, base: float) -> None:
-    """Draw a bar from the unchanged machine's lead `base` to the lead in `row`, with its interval.
+    """Draw a bar from the unchanged machine's lead `base` to the lead in `row`, with the interval of the latter.
 
-    It is hollow if the row has a note, and outlined in black if the order of the systems reverses.
+    The bar is hollow if the row has a note. It is outlined in black if the order of the systems reverses, and the
+    interval excludes 0.
     """
     turned = base * row.mean < 0 and (row.high < 0.0 if row.mean < 0.0 else row.low > 0.0)
     color = _color(row.setting)

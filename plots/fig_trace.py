@@ -1,4 +1,4 @@
-"""A trace on a page: requests over time, popularity, use of models by minute, idle gaps and lengths.
+"""A trace on one page: requests over time, popularity of models, models used in each minute, idle gaps and lengths.
 
 bench trace stats mine.parquet
 """
@@ -25,7 +25,10 @@ SHORTEST_GAP_S = 1e-3
 def points(
     arrival_s: NDArray[np.float64], model: NDArray[np.int32], models: tuple[str, ...], span_s: float
 ) -> pd.DataFrame:
-    """Count requests by model and bin of the span: columns model, begin_s, requests; the most popular model first."""
+    """Count requests by model and bin of the span, the most popular model first.
+
+    Columns are model, begin_s and requests.
+    """
     width = span_s / BINS
     counts = np.zeros((len(models), BINS), np.int64)
     np.add.at(counts, (model, np.minimum(BINS - 1, (arrival_s / width).astype(np.int64))), 1)
@@ -78,7 +81,7 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
 
 
 def _share_above(axis: Axes, of: Mapping[str, NDArray[Any]]) -> None:
-    """Draw for each series the percentage of values that are above x, with x on a logarithmic axis."""
+    """Draw for each series the percentage of its values that are above x; x is on a logarithmic axis."""
     for (label, values), color, line in zip(of.items(), (style.BLUE, style.ORANGE), ("-", "--"), strict=False):
         ordered = np.sort(values.astype(np.float64))
         above = 100 * (1 - np.arange(1, len(ordered) + 1) / max(1, len(ordered)))

@@ -1,4 +1,4 @@
-"""Turns on a few GPUs, from a recorded run: who ran when, and what lay between.
+"""Turns of models on a few GPUs, from a recorded run: which model ran when, and the gaps between turns.
 
 bench run mine.toml --record && bench plot results/aegaeon-3f9c01ab --figure turns
 """
@@ -39,9 +39,9 @@ def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return what is drawn: the turns of a phase within the first SPAN_S seconds, on the first GPUS that have any.
+    """Return the turns to draw: those of a phase within the first SPAN_S seconds, on the first GPUS values of `gpus`.
 
-    Raises UserError if there is no such turn.
+    Values of the column `gpus` without such a turn do not count. Raises UserError if there is no such turn.
     """
     rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0) & (turns["start_s"] < SPAN_S)]
     if not len(rows):
@@ -52,7 +52,7 @@ def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
 
 
 def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return the time between two successive turns on the same GPUs, if the turns belong to different models.
+    """Return the gaps between successive turns on the same GPUs, if the two turns belong to different models.
 
     Columns are gpus, model (that of the second turn) and gap_s.
     """
@@ -100,7 +100,7 @@ def label(spec: Mapping[str, Any]) -> str:
 
 
 def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
-    """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
+    """Write the caption: the setting of the run, and the count and median time of the turns on all GPUs."""
     spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
     about = [
         label(spec),

@@ -1,4 +1,4 @@
-"""Weaver's figures 4 to 7: TPOT by rate, by the share that is offloaded and by control; and the highest rates."""
+"""Weaver's figures 4 to 7: TPOT by rate, by offloaded share and by control, and the highest rates."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
 def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
     """Return the table of the figures: panel, series, x, seed and value.
 
-    A line ends at the load at which the model's requests pile up, as latencies beyond it depend on the run's length.
+    A line ends at the load at which the model's requests pile up, because latencies beyond it depend on the run's
+    length.
     """
 
     def of(panel: Panel, system: str, measure: str, model: str) -> pd.DataFrame:
@@ -129,7 +130,7 @@ Shown = tuple[str, str, str, float, str, str]  # panel, series, system, x, measu
 
 
 def _shown(panel: Panel, about: About) -> Iterator[Shown]:
-    """Yield the values that the figures show of a condition: panel, series, system, x, measure and model."""
+    """Yield each value of a condition that the figures show, as (panel, series, system, x, measure, model)."""
     rps = panel["unit_rps"] - COLD_RPS
     match panel["name"]:
         case "figures 4 and 5a":
@@ -153,7 +154,7 @@ def _shown(panel: Panel, about: About) -> Iterator[Shown]:
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds Weaver's study with all that the figures show (--full)."""
+    """Tell whether a folder holds Weaver's study, run with --full, which has all that the figures show."""
     if not (folder / record.SWEEP).is_file() or record.footer(folder / record.SWEEP).get("study") != "weaver":
         return False
     about = About.read(folder / record.SWEEP)

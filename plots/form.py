@@ -1,6 +1,6 @@
 """The form of a figure: width, systems and their names, caption, formats, a style file.
 
-`bench plot` sets it for as long as it draws (`on`); `style` and the figures read it.
+`bench plot` sets the form while it draws (`on`); `style` and the figures read it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Form:
     unserved: Mapping[str, str] = field(default_factory=dict)  # what some systems fail: "4 of 16 models at 0 %"
 
     def words(self) -> tuple[str, ...]:
-        """List the options that choose or name what is drawn, which only some figures take."""
+        """List the given options that only some figures accept: those that choose or rename systems and panels."""
         given = {"--only": self.only, "--rename": self.rename, "--panel": self.panel}
         return tuple(name for name, value in given.items() if value)
 
@@ -54,7 +54,10 @@ ASKED: ContextVar[Form] = ContextVar("form", default=Form())  # noqa: B039 - fro
 
 @contextmanager
 def on(asked: Form) -> Iterator[None]:
-    """Draw in this form within the block. Raises UserError for a wrong style file, or for pgf without LaTeX."""
+    """Set the form of all figures that are drawn within the block.
+
+    Raises UserError for a wrong style file, or for pgf without LaTeX.
+    """
     if asked.style is not None:
         style_of(asked.style)
     if "pgf" in asked.formats and latex() is None:
@@ -67,7 +70,7 @@ def on(asked: Form) -> Iterator[None]:
 
 
 def latex() -> str | None:
-    """Return the first LaTeX that is installed here."""
+    """Return the first command of `LATEX` that is installed; None if none is."""
     return next((name for name in LATEX if shutil.which(name)), None)
 
 
@@ -93,7 +96,10 @@ def style_of(path: Path) -> dict[str, Any]:
 
 
 def width(made_for: float) -> float:
-    """Return the width in inches: the one asked for, or `made_for`. Raises UserError if words would collide."""
+    """Return the width of a figure in inches: the one asked for, or `made_for`.
+
+    Raises UserError if the width asked for is so small that words would collide.
+    """
     width_in = ASKED.get().width_in
     if width_in is None:
         return made_for
@@ -106,7 +112,7 @@ def width(made_for: float) -> float:
 
 
 def called(label: str) -> str | None:
-    """Return the name that --rename gives a label, followed by the label's part in brackets; None without one."""
+    """Return the name that --rename gives a label, followed by the label's part in brackets; None if it gives none."""
     rename = ASKED.get().rename
     head, bracket, rest = label.partition(" (")
     if label in rename:

@@ -1,4 +1,4 @@
-"""A figure as SVG whose marks have a text, the system and its numbers, for pointers and for screen readers."""
+"""A figure as SVG in which each mark has a text for pointers and screen readers: its system and its numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def _marked(figure: Figure) -> Iterator[tuple[str, tuple[Axes, Line2D | Rectangle, str]]]:
-    """Give an id to each artist that draws data, and yield the id, its axes, the artist and its system's name."""
+    """Give an id to each artist that draws data; yield (id, (axes, artist, name of the system))."""
     names = _names(figure)
     for i, axes in enumerate(figure.axes):
         rows = [text.get_text() for text in axes.get_yticklabels()]

@@ -1,6 +1,7 @@
-"""Attainment over rates, SLO scales, GPUs or models: one line of panels per condition, by trace and definition.
+"""Attainment over rates, SLO scales, GPUs or models: a line of panels per condition, a column per trace and definition.
 
-A study's first page is what it found (overview.py); these curves are the pages after it.
+The first page of a study is its overview (overview.py), or its fewest GPUs (fewest.py). These curves are on the pages
+after it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Drawn(NamedTuple):
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return the table of the figure: a row for each (panel, system, x).
 
-    A row repeats the numbers that the first page shows of its system.
+    Each row of a system repeats the numbers that the first page shows for the system.
     """
     frame = curves(table, facts)
     rows = fewest.answers(table, facts) if facts.layout == FLEET else overview.points(table, facts)
@@ -76,7 +77,7 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def curves(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return one row for each (panel, system, x): mean, low and high of each definition, and weights moved."""
+    """Return a row for each (panel, system, x): mean, low and high of each definition, and weights that were moved."""
     names = [*dict.fromkeys([*facts.definitions, "both"])]
     frame = summaries.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *summaries.POINT])
     panels = {panel["condition"]: panel for panel in facts.panels}
@@ -103,7 +104,7 @@ def curves(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
-    """Return the panels that are drawn in one place: the panel, or both halves of its real trace."""
+    """Return the panels that are drawn in one place: `panel` alone, or both halves of its real trace."""
     same = ("row", "column", "trace", "axis", "models", "gpus", "slo_scale", "slo", "own")
     halves = [other for other in panels if other.get("half") and all(other[key] == panel[key] for key in same)]
     return halves if panel.get("half") else [panel]
@@ -112,7 +113,7 @@ def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
 def arranged(panels: Sequence[Panel]) -> list[Line]:
     """Arrange panels in lines: a line for each condition, models, GPUs and SLO, with a panel for each column.
 
-    Panels that differ only in other fields are in separate lines. The two halves of a real trace are drawn in one
+    Panels that differ only in other fields are in separate lines. The two halves of a real trace are drawn as one
     panel, and only the first half is listed.
     """
     lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
@@ -127,10 +128,11 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
 
 
 def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
-    """Draw the page of answers, then pages of curves with at most `MOST` panels each; call within `style.theme()`.
+    """Draw the overview, then pages of curves with at most `MOST` panels each; call within `style.theme()`.
 
-    Panels on which all systems are at 100 % are left out, and named on the first page of curves. Raises UserError if
-    there is nothing to draw.
+    A study of the fewest GPUs has a page of these instead of the overview, and one page of curves. Panels on which all
+    systems are at 100 % are left out; the first page of curves names them. Raises UserError if there is nothing to
+    draw.
     """
     if facts.layout == FLEET:
         curved = draw(table, facts, note)  # raises where there is nothing
@@ -226,7 +228,7 @@ def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> F
 def _looks(frame: pd.DataFrame, facts: About) -> dict[str, style.Look]:
     """Return the looks of systems and controls, in the order of the legend.
 
-    A control without a look of its own is drawn in grey, as the known controls are.
+    A control that has no look of its own in `style.SYSTEMS` is drawn in grey.
     """
     series = [label for label in (*facts.systems, *facts.controls) if label in set(frame["label"])]
     looks = style.looks(series)
@@ -237,7 +239,7 @@ def _looks(frame: pd.DataFrame, facts: About) -> dict[str, style.Look]:
 def _title(column: int, lines: Sequence[Line]) -> str:
     """Return the title of a column: its first trace, and below it each other trace with the letters of its lines.
 
-    The traces' parameters are left out, as the caption has them.
+    The title leaves out the traces' parameters, which the caption states.
     """
     of: dict[str, list[str]] = {}
     for letter, line in zip(page.LETTERS, lines, strict=False):
@@ -249,7 +251,7 @@ def _title(column: int, lines: Sequence[Line]) -> str:
 
 
 def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
-    """Label a line of panels: its letter and models at the left, and the name of its x axis below."""
+    """Label a line of panels: its letter and models on the left, and the name of its x axis below."""
     panel, drawn = next(iter(line.values())), [axis for axis in axes if axis.axison]
     for axis in drawn[1:]:
         axis.tick_params(labelleft=False)
@@ -258,7 +260,7 @@ def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
 
 
 def _called(models: str) -> str:
-    """Return the short name of a model set, with which its line of panels is labelled."""
+    """Return the short name of a model set, a label for the set's line of panels."""
     name = models.partition("+models=")[0]
     short = name if len(name) <= NAME else name[: NAME - 1] + "…"
     return f"models: {short}" if len(short) <= CALLED else short
@@ -267,8 +269,8 @@ def _called(models: str) -> str:
 def _xlabel(panel: Panel, usual: Panel) -> str:
     """Return the label of a panel's x axis.
 
-    It has the axis's quantity, the fields that the condition fixes, and the settings that differ from the first
-    panel's.
+    The label has the axis's quantity, the fields that the condition fixes, and the settings that differ from those of
+    `usual`, the first panel.
     """
     facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
@@ -288,7 +290,7 @@ def _setting(key: str, value: Any) -> str:
 
 
 def _handles(drawn: Drawn) -> list[Line2D]:
-    """Return the entries of the legend; if a system sets its own GPU count, its name has that count."""
+    """Return the entries of the legend; the name of a system that sets its own GPU count includes the count."""
     facts, frame = drawn.facts, drawn.frame
     took: dict[str, set[int]] = {}
     apart: set[str] = set()
@@ -327,7 +329,10 @@ def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
 def _curves(
     axis: Axes, panel: Panel, definition: str, drawn: Drawn, places: Mapping[float, float], *, thin: bool
 ) -> None:
-    """Draw a line for each system with its interval and its crossing; thin for one half of a real trace."""
+    """Draw a line for each system, with its interval and its crossing.
+
+    With `thin`, the lines are thin; they then show one half of a real trace.
+    """
     facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
     rows, shares = crossings.of_panel(drawn.table, panel), panel["axis"] in {"rate_scale", "rate_rps"}
     wide, size = (0.5, 0.6 * MARKER) if thin else (0.9, MARKER)
@@ -348,9 +353,9 @@ def _curves(
 
 
 def _aside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
-    """Return the transform for a series' marks, which moves a control aside where another series would hide it.
+    """Return the transform for the marks of a series.
 
-    A control that shares an x with another series is drawn to the left or right of that x.
+    It moves a control to the left or right of its x if another series has the same x, which could hide the control.
     """
     mine = frame["label"] == label
     if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
@@ -360,9 +365,10 @@ def _aside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame)
 
 
 def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
-    """Return the position of each x on the axis, which is x itself except beyond a break in an axis of GPUs.
+    """Return the place on the axis at which each x is drawn.
 
-    Some systems run on a single GPU count. If it is above all counts of the other systems, it is drawn after the break.
+    The place is x itself, except on an axis of GPUs with a break. Some systems run on one GPU count only. If this count
+    is above all counts of the other systems, it is drawn after the break.
     """
     several = frame.groupby("label")["shown_x"].transform("nunique") > 1
     last = float((frame[several] if several.any() else frame)["shown_x"].max())
@@ -397,7 +403,7 @@ def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
 
 
 def _rates(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield a sentence for each axis other than the rate, with the rates at which its panels are fixed."""
+    """Yield a sentence for each axis other than the rate, with the fixed rates of the axis's panels."""
     given = [p for p in panels if p["rate_rps"] is not None and p["axis"] != "models"]
     for axis in dict.fromkeys(panel["axis"] for panel in given):
         rates = dict.fromkeys(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
@@ -405,7 +411,7 @@ def _rates(panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _bounds(facts: About) -> Iterator[str]:
-    """Yield a sentence on the bounds that controls show, which are drawn as markers without a line."""
+    """Yield a sentence on the controls: they are bounds, drawn as markers without a line."""
     names = facts.controls
     if names:
         varied = any(panel["rates_rps"] for panel in facts.panels)

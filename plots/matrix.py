@@ -1,7 +1,7 @@
-"""Ratios of the rates that two systems hold: a coloured table of conditions, or of steps, and pairs of systems.
+"""Ratios of the rates that two systems sustain: a coloured table of conditions, or of steps, and pairs of systems.
 
-Steps lead from a fair default to a paper's setting: one column has the ratio after all assumptions so far, another the
-ratio after each assumption alone.
+Steps lead from a fair default to a paper's setting. One column has the ratio under all assumptions so far, another the
+ratio under each assumption alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SO_FAR, ALONE = "all steps so far", "this step alone"
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return the table of the figure: a row for each (ratio, panel), with the number of its step (0: the start)."""
+    """Return the table of the figure: a row for each (ratio, panel), with the number of the panel's step from 0 on."""
     steps = _steps(facts)
     return pd.DataFrame([_row(claimed, steps, facts.seeds) for claimed in ranking.claimed(table, facts)])
 
@@ -49,7 +49,7 @@ def _steps(facts: About) -> list[str]:
 
 
 def _row(claimed: Claimed, steps: Sequence[str], seeds: int) -> dict[str, Any]:
-    """Return a ratio on a panel as cells of a table; if `mean` is None, `note` says why."""
+    """Return one panel's ratio as cells of a table; if `mean` is None, `note` says why."""
     claim, panel, standing = claimed
     e = standing.ratio
     row = {key: panel[key] for key in ("condition", "name", "kind", "origin")}
@@ -67,8 +67,8 @@ def _pair(claimed: Claimed) -> Pair:
 def _cells(shown: Sequence[Claimed], facts: About) -> tuple[Cells, list[str]]:
     """Group ratios by cell of the figure, and list the names of rows and columns that are left out.
 
-    A cell has several ratios if its condition has several cases. Rows and columns are left out if the models fit on the
-    GPUs in none of their cases. A step may have a second panel for the other end of its band. That panel has no cell if
+    A cell has several ratios if its condition has several cases. A row or column is left out if the models fit on the
+    GPUs in none of its cases. A step may have a second panel for the other end of its band. That panel has no cell if
     the step itself is shown.
     """
     names, steps = {each.panel["name"] for each in shown}, _steps(facts)
@@ -139,10 +139,9 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
 
 def _names(pair: Pair, facts: About) -> list[str]:
-    """Return the lines of a column's head: the names of the two systems whose ratio it shows.
+    """Return the lines of a column's head: the names of the two systems whose ratio the column shows.
 
-    In a study of steps, the names leave out the fields that steps change. A matrix has no steps, so they have all
-    fields.
+    In a study of steps, the names leave out the fields that the steps change. In a matrix, the names have all fields.
     """
     texts = (facts.texts.get(name, name) for name in pair)
     first, over = (text.partition("+")[0] if facts.layout == "steps" else text for text in texts)
@@ -150,14 +149,14 @@ def _names(pair: Pair, facts: About) -> list[str]:
 
 
 def _paper(shown: Sequence[Claimed], pair: Pair) -> list[str]:
-    """Return the line of a column's head with the paper's ratio, if one number holds for all of the column."""
+    """Return the line of a column's head that states the paper's ratio; no line if the paper has several or none."""
     papers = (each.claim["paper"] for each in shown if _pair(each) == pair)
     stated = {x for x in papers if isinstance(x, int | float)}
     return [f"(paper: {stated.pop():g}x)"] if len(stated) == 1 else []
 
 
 def _range(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: float) -> None:
-    """Write the range of the ratios of several cases in a cell and, below it, how many of them are above 1."""
+    """Write the range of several cases' ratios in a cell and, below it, the number of ratios above 1."""
     alike = {standing.says for standing in standings} == {NO_ROOM}
     c, noted = ranking.cases(standings), {standing.note for standing in standings}
     text = estimate.span(c.least, c.most, RATIO) if c else noted.pop() if len(noted) == 1 else ""
@@ -166,7 +165,7 @@ def _range(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: f
 
 
 def _cell(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: float) -> None:
-    """Draw a cell with a ratio, its interval below, and the colour and the sign of its verdict."""
+    """Draw a cell with a ratio, the ratio's interval below, and the colour and the sign of the cell's verdict."""
     (standing,) = standings
     e = standing.ratio
     bare = standing._replace(ratio=e and replace(e, low=None, high=None))

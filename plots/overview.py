@@ -1,4 +1,4 @@
-"""Overview of a study: where each system crosses the level, and who is ahead by how much."""
+"""Overview of a study: the point at which each system crosses the level, and which system is ahead by how much."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 class Cell:
     """A condition on a trace, drawn as one panel of the overview.
 
-    It has the study's panel on a trace fitted to a real one, the panels on the halves of the real trace, or both.
+    It has the study's panel on a trace that is fitted to a real one, the panels on the halves of the real trace, or
+    both.
     """
 
     panels: tuple[Panel, ...]  # the fitted one, if any
@@ -66,7 +67,7 @@ class Cell:
 
 @dataclass
 class Marks:
-    """Marks of one system in a cell."""
+    """Marks of one system in one cell of the overview."""
 
     label: str
     at: Crossing | None  # None: it was not run on fitted windows
@@ -82,8 +83,9 @@ class Marks:
 def cells(facts: About) -> list[Cell]:
     """Return all cells of a study, in the study's order.
 
-    A cell shows the definition of attainment of its first claim, or else the study's first one. Halves of a real trace
-    are in the cell of the trace that was fitted to it: hyperbolic in that of hyperbolic-like.
+    A cell shows the definition of attainment of its first claim, or else the study's first definition. The halves of a
+    real trace belong to the cell of the trace that was fitted to it. For example, hyperbolic belongs to the cell of
+    hyperbolic-like.
     """
     whole = [panel for panel in facts.panels if not panel.get("half")]
     halves: dict[tuple[Any, ...], dict[str, Panel]] = {}
@@ -103,7 +105,7 @@ def _place(panel: Panel) -> tuple[Any, ...]:
 
 
 def _fitted(trace: str, real: str) -> bool:
-    """Tell whether a generator's streams are fitted to a real trace."""
+    """Tell whether a generated trace is fitted to a real one, as hyperbolic-like is to hyperbolic."""
     name, like, _ = trace.partition("-like")
     return bool(like) and re.split(r"[+-]", real)[0] == name
 
@@ -114,7 +116,7 @@ def _definition(panel: Panel, facts: About) -> str:
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
-    """Tell whether every system is at 100.0 %, as printed, at every x of a panel, which then shows no differences."""
+    """Tell whether every system is at 100.0 %, as printed, at every x of a panel. Such a panel shows no differences."""
     rows = crossings.of_panel(table, panel)
     shares = [e.mean for label in labels for e in crossings.attained(rows, panel["axis"], label, definition).values()]
     return all(share >= WHOLE for share in shares)
@@ -123,9 +125,9 @@ def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str])
 def chosen(table: pa.Table, facts: About) -> list[Cell]:
     """Return the cells to draw, at most `MOST`, in the study's order.
 
-    Cells in which all systems are at 100 % are left out. Cells on fitted traces are preferred to those with halves
-    alone, then cells with claims to those without. Among cells that differ only in parameters of their trace, the first
-    one is preferred.
+    Cells in which all systems are at 100 % are left out. Cells on fitted traces are preferred to cells that have halves
+    only. The next preference is for cells with claims. Among cells that differ only in parameters of their trace, the
+    first one is preferred.
     """
     telling = [
         cell
@@ -176,9 +178,10 @@ def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Marks]:
 
 
 def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) -> Iterator[tuple[float, float]]:
-    """Yield the ranges of x, as (from, to), in which the paper's claims put a system.
+    """Yield the ranges of x, as (from, to), in which a paper's claims place a system.
 
-    A range is the crossing that the paper states, or our crossing of another system divided by the paper's ratio.
+    A range is the crossing that the paper states. If the paper states a ratio instead, it is our crossing of the other
+    system, divided by that ratio.
     """
     static = [name for name in at if name.partition(":")[0] == "static"]
     best = max(static, key=lambda name: at[name].at.mean, default="")
@@ -291,7 +294,7 @@ def _judged(cell: Cell) -> bool:
 def _panel(
     axis: Axes, cell: Cell, by_name: Mapping[str, Marks], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
-    """Draw a row for each system: the crossings with interval, the paper's numbers, and the verdict.
+    """Draw a row for each system: its crossings and their intervals, the paper's numbers, and the verdict.
 
     The crossings are those on the fitted trace and on the halves of the real one.
     """
@@ -318,7 +321,7 @@ def _panel(
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
-    """Draw a crossing with its interval; hollow, with an arrow, where it is only a bound."""
+    """Draw a crossing with its interval. A crossing that is only a bound is hollow and has an arrow."""
     low, high = within
     first = low if e.sign == "<" or (e.low is None and e.high is not None) else e.low
     right = high if e.sign == ">" or (e.high is None and e.low is not None) else e.high

@@ -1,4 +1,4 @@
-"""Panels under a legend and above a caption, and what is drawn in them: scales, curves, rows, points on a diagonal."""
+"""Panels under a legend and above a caption, and parts of panels: scales, curves, rows, points along a diagonal."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def panels(
     columns: int = 4,
     text: str = "",
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Lay out lines of panels below a legend and above a caption; returns the figure and its panels by line.
+    """Lay out lines of panels below a legend and above a caption; return the figure and its panels by line.
 
-    `lines` has for each line, from the top, its number of panels and their height in inches (0: as high as wide). All
-    panels have the same width; with `stretch` the panels of a line fill its width. The space for words is in inches:
-    `left_in` at the left of a line, `beside_in` between panels, and `right_in` at the right of the last panel (None:
-    `beside_in`). It is `above_in` above each panel and `below_in` below it, `head_in` above the first line, and
-    `foot_in` below the last line.
+    `lines` has for each line, from the top, its number of panels and their height in inches (0: square panels). All
+    panels have the same width; with `stretch`, the panels of a line fill the line's width. The space for words is in
+    inches: `left_in` at the left of a line, `beside_in` between panels, and `right_in` at the right of the last panel
+    (None: `beside_in`). There are `above_in` above each panel and `below_in` below it, `head_in` above the first line,
+    and `foot_in` below the last line.
     """
     width = form.width(wide_in)
     across = max(count for count, _ in lines)
@@ -111,12 +111,12 @@ def wrapped(text: str, inches: float, points: float) -> str:
 
 
 def title(axis: Axes, text: str, points: float = 6.5, more_in: float = 0.0, **more: Any) -> None:
-    """Write a title at the left above a panel, smaller if it is longer than the panel and `more_in` inches."""
+    """Write a title at the left above a panel, in smaller type if it is wider than the panel and `more_in` inches."""
     axis.set_title(text, loc="left", fontsize=fitting(text, length_in(axis.xaxis) + more_in, points), **more)
 
 
 def named(axis: Axes, heading: str, x: str, y: str) -> None:
-    """Write the title of a panel and the labels of its axes, smaller where they would be longer than the axes."""
+    """Write the title of a panel and the labels of its axes, in smaller type if the text is longer than the axis."""
     title(axis, heading)
     axis.set_xlabel(x, fontsize=fitting(x, length_in(axis.xaxis) + 0.1, 6.5), labelpad=1)
     axis.set_ylabel(y, fontsize=fitting(y, length_in(axis.yaxis), 6.5), labelpad=1)
@@ -152,10 +152,10 @@ def length_in(axis: Axis) -> float:
 
 
 def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool = False, share: float = 0.03) -> None:
-    """Scale an axis to its data, with labels at round numbers that leave each other room.
+    """Scale an axis to its data, with labels at round numbers that do not crowd each other.
 
-    The axis extends a `share` of the data's span beyond the data, so that marks are drawn in full. If `low` is 0, it
-    begins at 0. With `whole` all labels are whole numbers.
+    The axis extends beyond the data by a `share` of their span, so that marks are drawn in full. If `low` is 0, the
+    axis begins at 0. With `whole` all labels are whole numbers.
     """
     axes, flat = axis.axes, axis is axis.axes.xaxis
     log = log and low > 0
@@ -223,8 +223,9 @@ def curve(
 ) -> None:
     """Draw a system's line with its markers, and the range between `low` and `high` as a band, or with `bars` as bars.
 
-    Markers below `least`, where the axis begins, are left out, as are values that are not finite. With `shares` the
-    line is interpolated by `missing`, as in tables. So the line crosses a level at the rate that the tables print.
+    Markers below `least`, the lower end of the axis, are left out, and so are values that are not finite. With `shares`
+    the line is interpolated by `missing`, as in tables. The line thus crosses a level at the rate that the tables
+    print.
     """
     at, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     values = np.where(np.isfinite(values), values, np.nan)
@@ -246,7 +247,7 @@ def curve(
 def missing(x: Floats, met: Floats) -> tuple[Floats, Floats]:
     """Interpolate points of attainment in percent, so that ln(share missed) is linear in ln(rate), as in tables.
 
-    Returns the x and the attainment of all points.
+    Return the x and the attainment of all points, given and interpolated.
     """
     fine = np.exp(np.interp(np.arange(0, len(x) - 1 + 1e-9, 1 / STEPS), np.arange(len(x)), np.log(x)))
     missed = np.log(np.maximum(1 - met / 100, NO_MISS))
@@ -260,7 +261,7 @@ def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width:
 
 
 def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: bool = False, points: float = 6) -> None:
-    """Set up an axis with named rows along y, the first on top; values are drawn along x."""
+    """Set up an axis with named rows along y, the first row on top; the caller draws values along x."""
     axis.set_yticks(range(len(names)), list(names), fontsize=points)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
@@ -272,7 +273,7 @@ def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: boo
 def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float) -> None:
     """Draw a bar for each row of (value, colour, text, x).
 
-    The text is to the right of both the bar and that x. The last tick with a label is at most `most`.
+    The text stands to the right of the bar and of that x. The last labelled tick is at most `most`.
     """
     for y, (value, color, text, beyond) in enumerate(rows):
         axis.barh(y, value, 0.7, color=color)
@@ -298,9 +299,9 @@ def names_in(names: Sequence[str], points: float = 6) -> float:
 
 
 def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1.0) -> None:
-    """Scale both axes alike and logarithmically, with the line of equal values and a band around it.
+    """Give both axes the same logarithmic scale, and draw the line of equal values and a band around it.
 
-    The axes include all values, and span at least a factor of `least`.
+    The axes include all values, and their ends differ at least by the factor `least`.
     """
     low, high = (values.min(), values.max()) if values.size else (1.0, 10.0)
     wider = max(1.2, (least * low / high) ** 0.5)
@@ -339,7 +340,7 @@ def scatter(axis: Axes, x: ArrayLike, y: ArrayLike, look: Sign, *, hollow: bool 
 
 
 def mark(label: str, look: Sign = (GREY, "o"), *, hollow: bool = False, **more: Any) -> Line2D:
-    """Return the entry of a legend for points of `scatter`; with `more` it may be a line with markers."""
+    """Return the entry of a legend for points of `scatter`; keywords in `more` can turn it into a line with markers."""
     return Line2D([], [], label=label, **_signed(look, hollow, {"markersize": 3.5} | more))
 
 

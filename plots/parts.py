@@ -1,4 +1,4 @@
-"""Attainment that a system loses without each of its parts: bars in points, a panel per trace and rate."""
+"""Attainment that a system loses without each of its parts: bars in percentage points, a panel per trace and rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ LOST, MOST = style.BLUE, style.ORANGE
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return the table of the figure: a row for each (part, condition, x).
 
-    A row has the attainment that a system loses without the part, in points. `model` is the model that loses most.
+    A row has the attainment that a system loses without the part, in percentage points. `model` is the model that loses
+    most.
     """
     rows: list[dict[str, Any]] = []
     for claim in facts.claims:
@@ -45,14 +46,14 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def _offered_rps(rows: pa.Table, x: float) -> float:
-    """Return the mean of requests per second that the runs of a panel were offered at x."""
+    """Return the mean over a panel's runs of the requests per second that were offered at x."""
     frame = rows.select(["x", "over", "definition", "value"]).to_pandas()
     offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & (frame["x"] == x)]
     return float(offered["value"].mean())
 
 
 def _end(points: float | None) -> float:
-    """Return the end of an interval in points, cut at 100 points of loss or gain; NaN for None."""
+    """Return an end of an interval in percentage points, limited to 100 points of loss or gain; NaN for None."""
     return np.nan if points is None else float(np.clip(points, -100, 100))
 
 
@@ -94,7 +95,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
 
 def _panel(axis: Axes, bars: pd.DataFrame) -> None:
-    """Draw a bar for each part with its interval, and the model that loses most as a diamond."""
+    """Draw a bar with its interval for each part, and the loss of the model that loses most as a diamond."""
     axis.axvline(0.0, color="#202020", linewidth=0.7)
     for k, (lost, low, high, most) in enumerate(bars[["lost", "low", "high", "most"]].to_numpy(np.float64).tolist()):
         if np.isnan(lost):
@@ -107,6 +108,6 @@ def _panel(axis: Axes, bars: pd.DataFrame) -> None:
 
 
 def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
-    """Write the full caption, which the CSV holds."""
+    """Write the full caption for the CSV."""
     above = "Above each panel: what the whole system attains."
     return caption(table, facts, "mean and 95 % interval, paired,", above, *sampling(table, facts), note=note)

@@ -1,4 +1,4 @@
-"""Measured against predicted values, as points along a diagonal: kernels, steps, end-to-end runs, specs on servers."""
+"""Predicted over measured values, as points along a diagonal: kernels, steps, end-to-end runs, specs on servers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FITTED, LEFT_OUT = "used in the fit", "left out of the fit"
 
 
 def render(draw: Callable[..., Figure], frame: pd.DataFrame, stem: Path, command: str, *more: str) -> list[Path]:
-    """Draw points with the function `draw` to `stem`.pdf, .png and .csv; returns their paths.
+    """Draw points with the function `draw` to `stem`.pdf, .png and .csv; return their paths.
 
     Raises UserError if a file cannot be written.
     """
@@ -46,7 +46,7 @@ def render(draw: Callable[..., Figure], frame: pd.DataFrame, stem: Path, command
 def _panels(
     count: int, looks: Looks, band: float, text: str, *more: Line2D, columns: int = 4
 ) -> tuple[Figure, list[Axes]]:
-    """Lay out square panels under a legend with the `looks`, the entries in `more`, and the line of equal values."""
+    """Lay out square panels under a legend of the `looks`, the entries in `more`, and the line of equal values."""
     handles = [*(page.mark(label, look) for label, look in looks.items()), *more, *page.alike_key(band)]
     figure, lines = page.panels(
         page.grid(count, ACROSS, 0.0),
@@ -62,9 +62,9 @@ def _panels(
 
 
 def thinned(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernel measurements that are drawn, at most `MOST` of each group and evenly spaced by measured time.
+    """Return the kernel measurements to draw, at most `MOST` of each group and evenly spaced by measured time.
 
-    A group has the same panel, GPU, op, and the same use in the fit (used, or held out).
+    A group has one panel, GPU, op, and use in the fit (used, or held out).
     """
     frame = frame.sort_values(["panel", "gpu", "op", "held", "measured_s", "predicted_s"], ignore_index=True)
     keep = [
@@ -145,9 +145,9 @@ def runs(frame: pd.DataFrame) -> Figure:
 
 
 def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
-    """Draw servers against the simulator on the same specs: attainment, and quantiles of TTFT and TPOT.
+    """Draw simulated over measured values of the same specs: attainment, and quantiles of TTFT and TPOT.
 
-    `frame` is `cells` of `harness.validate.ranks`; call within `style.theme()`.
+    `frame` has the cells that `harness.validate.ranks.cells` returns, a row each. Call within `style.theme()`.
     """
     over = page.mark("servers over repeats (±1 s.d.)", (page.GREY, "_"))
     figure, (share, *others) = _panels(3, QUANTILES, 1.1, note, over, columns=6)

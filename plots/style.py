@@ -47,7 +47,7 @@ class Look(NamedTuple):
     line: Line
 
     def marks(self, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
-        """Return keywords that draw the markers, of a size in points; hollow for a bound."""
+        """Return keywords that draw the markers, of a size in points. Markers of bounds are hollow."""
         face, edge = ("white", self.color) if hollow else (self.color, "white")
         return {
             "marker": self.marker,
@@ -92,7 +92,7 @@ _SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", "#3f7f93", "#7f
 def tints(color: str) -> list[str]:
     """Return three colours of the hue of `color` that differ from it and from each other by lightness.
 
-    Colour-blind readers can therefore tell them apart, also in greyscale. None is so light that it is lost on white.
+    Colour-blind readers can therefore distinguish them, also in greyscale. None is too light to be seen on white.
     """
     red, green, blue = to_rgb(color)
     light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -133,9 +133,9 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """Return the look of each label; no two looks are alike.
 
     A label in `PRESETS` or `SYSTEMS` has its look there. Other labels (`prism:v1`, `prism+placement=fixed`, `prism
-    (A/A)`) are variants of a system. The first variant has the system's look if no other label has taken it. The others
-    have tints of the system's colour, then spare colours, with markers and dashes of their own. A hash of the label
-    chooses.
+    (A/A)`) are variants of a system. The first variant has the system's look if no other label has taken that look. The
+    others have tints of the system's colour, then spare colours, with markers and dashes of their own. A hash of the
+    label decides which.
     """
     known = {**PRESETS, **SYSTEMS}
     by_label: dict[str, Look] = {}
@@ -164,7 +164,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 def called(label: str) -> str:
     """Return the name of a system in figures: `muxserve:plusplus+quotas=none` is "muxserve++ without quotas".
 
-    A name that --rename gives takes its place. `MARK` follows if the system meets no SLO of some model.
+    A name that --rename gives replaces it. `MARK` is appended if the system meets no SLO of some model.
     """
     mark = MARK * (label.partition(" (")[0] in form.ASKED.get().unserved)
     if (asked := form.called(label)) is not None:
@@ -174,7 +174,7 @@ def called(label: str) -> str:
 
 
 def system_of(label: str) -> str:
-    """Return the system of a label, without preset, fields and what stands in brackets."""
+    """Return the system of a label: the label without preset, fields and the part in brackets."""
     return re.split(r"[:+]| \(", label)[0]
 
 
@@ -187,7 +187,7 @@ def _rest(pool: Sequence[T], used: Iterable[T], start: int) -> list[T]:
 
 @contextlib.contextmanager
 def theme() -> Iterator[None]:
-    """Apply the style of the figures within the block, whatever matplotlib settings the machine has.
+    """Apply the style of the figures within the block, whatever matplotlib's other settings are.
 
     Type is small, for one column, and fonts are embedded.
     """
@@ -227,7 +227,7 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 
 
 def unchecked(runs: pd.DataFrame) -> str:
-    """Return a sentence that names a simulated GPU and host with no measured run to check them; "" if there is none."""
+    """Return a sentence on a simulated GPU and host that no measured run checks; "" if there is none."""
     simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
     pairs = zip(simulated["gpu"], simulated["host"], strict=True)
     return next((sentence for gpu, host in pairs if (sentence := note(gpu, host))), "")
@@ -256,14 +256,14 @@ FILLS: Mapping[str, Fill] = {
 def verdict(standing: Standing) -> str:
     """Return the text of a verdict.
 
-    Differences in points are in brackets, to keep their signs apart from the sign of the verdict.
+    Differences in points are in brackets, so that their signs are not mistaken for the sign of the verdict.
     """
     sign, blank, rest = verdict_text(standing, between=", ").partition(" ")
     return f"{sign}  ({rest})" if rest.endswith("points") else sign + blank + rest
 
 
 def fills(shown: Collection[str], first: str) -> list[Patch]:
-    """Return the legend's entries for the verdicts in `shown`, from the view of the system `first`.
+    """Return the legend's entries for the verdicts in `shown`, worded for the system `first`.
 
     A verdict without a sign has no entry.
     """
@@ -331,7 +331,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
     """Write the setting of the runs, and the sentences on what could mislead a reader.
 
     `runs` has the columns of tidy.RUN_SCHEMA for all that is drawn. `seeds` has the number of runs at each point.
-    Points are means with intervals, or with `pooled` the values of all runs together.
+    Points are means with intervals; with `pooled` they are the values of all runs together.
     """
     count = span(seeds := list(seeds))
     spread = f"mean and 95 % interval of {count} seeds" if max(seeds) > 1 else "one run, no interval"
@@ -343,7 +343,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
 
 
 def departs(runs: pd.DataFrame) -> str:
-    """Name the systems whose engine is not their paper's, and the difference."""
+    """Name the systems that do not run as published, each with the difference."""
     pairs = runs.reindex(columns=["label", "departs"]).dropna().drop_duplicates().sort_values(["label", "departs"])
     return "".join(f"Not as published: {x.label} ({x.departs}). " for x in pairs.itertuples()).strip()
 
@@ -406,10 +406,10 @@ def save(
 ) -> list[Path]:
     """Write `stem`.pdf, .png and .csv, and return their paths; equal points give equal bytes.
 
-    `form.on` may choose other formats than .pdf and .png, but the .csv is always written. The .pdf has all pages, other
-    formats the first one. The .csv has the command that made it, the points, and `told`, the text that a reader of the
-    points needs. Command and text are in lines that begin with "#". Call within `theme()`. Raises UserError if the
-    files cannot be written.
+    `form.on` may choose other formats than .pdf and .png, but the .csv is always written. The .pdf has all pages; other
+    formats have the first page. The .csv has the command that made it, the points, and `told`, the text that a reader
+    of the points needs. Lines of the command and of the text begin with "#". Call within `theme()`. Raises UserError if
+    the files cannot be written.
     """
     pages = pages if isinstance(pages, Sequence) else [pages]
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(told, 160))

@@ -92,5 +92,5 @@ def _what(facts: About) -> str:
 
 
 def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
-    """Write the full caption, which the CSV holds."""
+    """Write the full caption for the CSV."""
     return caption(table, facts, "mean and 95 % interval", _what(facts), note=note)

@@ -1,9 +1,9 @@
-"""Two models at once on one GPU: as a probe measured them, and as the simulator shares the GPU between them.
+"""Two models at work on one GPU at the same time: slow-downs that a probe measured, and those of the simulator.
 
-`bench validate results/h200` is an example, which takes seconds. Both say how many times as long a unit of work of one
-8B model takes while another 8B model works at the same time. A unit is a decode step of 1 or 64 sequences with 1,024
-tokens of context each, or a prefill of 2,048 tokens. The probe's numbers are the duels of `make gpu`. Both lanes of a
-pair are shown.
+`bench validate results/h200` is an example, which takes seconds. The probe and the simulator each give the slow-down of
+a unit of work of one 8B model while another 8B model works. A unit is a decode step of 1 or 64 sequences with 1,024
+tokens of context each, or a prefill of 2,048 tokens. `make gpu` measures these pairs of models; it calls each
+measurement a duel. The comparison shows the slow-downs of both models of a pair.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VICTIM, OTHER = (Batch(Inst(name, (0,))) for name in ("victim", "other"))
 
 
 class Duel:
-    """A policy that opens the lanes of both models at the start."""
+    """A policy that loads two models and lets both work at the same time, on all SMs or each on a part of its own."""
 
     uses = frozenset({"Load", "Run", "Admit", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.sms"})
     hears = frozenset({Woke, Arrived})
@@ -56,7 +56,7 @@ class Duel:
         self.parts: tuple[int | None, int | None] = PARTS if split else (None, None)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:  # noqa: ARG002 - both models run all the time
-        """Load both models and open their lanes at the start; admit each request to its own model."""
+        """Load both models and start their prefills and decodes; admit each request to its own model."""
         match event:
             case Woke("start"):
                 for batch, sms in zip((VICTIM, OTHER), self.parts, strict=True):
@@ -68,10 +68,10 @@ class Duel:
 
 
 def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None) -> tuple[float, float]:
-    """Return the simulated seconds of a unit of each of two models that run side by side.
+    """Return the simulated seconds per unit of work of each of two models that work at the same time.
 
-    `victim` and `other` name the acts of the two models. The act "" sends no requests, and the seconds of its unit are
-    NaN.
+    `victim` and `other` are the two models' kinds of work: keys of `ACTS`, or "". A model with "" gets no requests, and
+    its seconds are NaN.
     """
     served = tuple(Served(name, shape(MODEL)) for name in ("victim", "other"))
     config = Config(
@@ -93,7 +93,7 @@ def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None
 
 
 def _unit_s(act: str, done: list[dict[str, Any]]) -> float:
-    """Return the median seconds from the end of a model's unit to the next, within the window."""
+    """Return the median seconds between the ends of successive units of work of a model, within the window."""
     if not act:
         return math.nan
     if act == "prefill":
@@ -104,7 +104,7 @@ def _unit_s(act: str, done: list[dict[str, Any]]) -> float:
 
 
 def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
-    """Yield arrival, model, prompt and output tokens of each request of an act."""
+    """Yield (arrival in s, model, prompt tokens, output tokens) of each request of a kind of work."""
     if act == "prefill":
         yield from [(BEGIN_S, model, PROMPT, 1)] * PROMPTS
     elif act:
@@ -112,9 +112,9 @@ def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
 
 
 class Pair(NamedTuple):
-    """A pair of lanes that ran at once, with the slow-downs of both as measured and as simulated.
+    """Two models that worked at the same time: their kinds of work, and the measured and simulated slow-down of each.
 
-    A slow-down is the seconds of a lane's unit, divided by its seconds alone.
+    A slow-down is the seconds of a model's unit of work beside the other model, divided by its seconds alone.
     """
 
     mode: str
@@ -124,14 +124,14 @@ class Pair(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The larger of the two lanes' ratios of measured to simulated slow-down."""
+        """The larger of the two models' ratios of measured to simulated slow-down."""
         return max(seen / ours for seen, ours in zip(self.measured, self.simulated, strict=True))
 
 
 def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """Return the measured slow-downs of both lanes, keyed by mode ("plain" or "split") and the two acts.
+    """Return the measured slow-downs of both models, keyed by mode ("plain" or "split") and the two kinds of work.
 
-    Each slow-down is the median over duels.
+    Each slow-down is the median over repeated duels.
     """
     slow: dict[tuple[str, str, str], list[list[float]]] = {}
     for duel in rounds.duels(folder):
@@ -143,7 +143,7 @@ def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
 
 
 def pairs(folder: Path, gpu: str, table: str | None) -> Iterator[Pair]:
-    """Yield each pair of lanes, with measured and simulated slow-downs."""
+    """Yield each pair of models that was measured, with its measured and simulated slow-downs."""
     seen = measured(folder)
     for mode in MODES:
 
@@ -158,20 +158,20 @@ def pairs(folder: Path, gpu: str, table: str | None) -> Iterator[Pair]:
 
 
 def rms(every: Sequence[Pair], mode: str) -> float:
-    """Return the root mean square of ln(simulated / measured) slow-down over both lanes of a mode's pairs."""
+    """Return the root mean square of ln(simulated / measured slow-down) over both models of all pairs of a mode."""
     both = [lane for pair in every if pair.mode == mode for lane in zip(pair.measured, pair.simulated, strict=True)]
     return math.sqrt(np.mean([math.log(ours / seen) ** 2 for seen, ours in both]))
 
 
 def holds(folder: Path) -> bool:
-    """Tell whether a folder was written by `make gpu`."""
+    """Tell whether a folder contains the measurements that `make gpu` writes."""
     return (folder / RAW).is_file()
 
 
 def compare(folder: Path, table: str | None) -> Comparison:
-    """Compare the simulator with a GPU on which two models ran at once, as measured in a folder of `make gpu`.
+    """Compare the simulator with measurements of two models at work on one GPU, from a folder that `make gpu` wrote.
 
-    The card's own cost table is used unless `table` is given. Raises UserError if the folder has no such measurements.
+    `table` replaces the card's own cost table. Raises UserError if the folder has no such measurements.
     """
     gpu, tables = folder.resolve().name, sorted(folder.glob("*-measured.toml"))
     with_ = table or (str(tables[0]) if tables else None)

@@ -1,13 +1,13 @@
-"""Source: public end-to-end runs (`measured`), on which host profiles are fitted: `bench calibrate measured`.
+"""Fits of host profiles to public end-to-end runs (`measured`): `bench calibrate measured`.
 
-The profiles go to `engines/costs/tables/hosts.toml`, with a hash of the fit's inputs (`inputs`), and beside them the
-one unnamed card (`unnamed_card`). Each measured row is replayed by the simulator under its own conditions. Kernel times
-come from the cost tables, so only what the engine adds to them is fitted.
+The profiles are stored in `engines/costs/tables/hosts.toml`, with a hash of the fit's inputs (`inputs`). The same file
+has the fit of one unnamed card (`unnamed_card`). The simulator replays each measured row under the row's own
+conditions. Kernel times come from the cost tables, so a profile has only what the engine adds to them.
 
-Each profile comes with two errors. `fit` is the error on the fitted rows. For `held`, each row is predicted by a fit
-that leaves out its group. A group has the rows of a run (Poisson), of a prompt or output length (closed loop), or of a
-model or batch size (offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends
-none, so vLLM takes the checkpoint's own; the same is assumed of the closed loops.
+Each profile has two errors. `fit` is the error on the fitted rows. `held` is the error of fits that each leave out one
+group of rows and predict it. A group has the rows of a run (Poisson), of a prompt or output length (closed loop), or of
+a model or batch size (offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends
+none, so vLLM uses the settings of the checkpoint. The same is assumed of the closed loops.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measured_rows() -> list[Case]:
 
 
 def measured_ramps() -> staggered.Measured:
-    """Read the rows of `MEASURED_DIR` in which several models share a card."""
+    """Read the rows of `MEASURED_DIR` that measure several models on one card."""
     return unnamed_card.measured_ramps(_folder())
 
 
@@ -74,11 +74,12 @@ def _folder() -> Path:
 
 
 def usable(setting: Setting) -> bool:
-    """Tell whether a host profile may be fitted on a row.
+    """Tell whether a host profile may be fitted to the rows of a setting.
 
-    The row's KV memory must suffice, and each of its kernels must have a cost table. One kernel has none: that of
-    Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads. Its sliding window selects the first paged-attention
-    kernel, which reads grouped KV once for every query head.
+    The setting must have a load. All requests of a closed loop or batch must fit into KV memory at once, and each
+    kernel must have a cost table. One kernel has no cost table: that of Mistral-7B on vLLM 0.5 and 0.6 above 512
+    sequences x heads. Because of the model's sliding window, vLLM then uses the first paged-attention kernel, which
+    reads grouped KV once for every query head.
     """
     load = setting.load
     if isinstance(load, Closed | Batch):
@@ -91,7 +92,7 @@ def usable(setting: Setting) -> bool:
 
 
 def groups(case: Case) -> tuple[str, ...]:
-    """Return the groups to which a case belongs. Each refit leaves out one group as a whole."""
+    """Return the groups to which a case belongs. Each refit leaves out one whole group."""
     setting, load = case.setting, case.setting.load
     if isinstance(load, Closed):
         return f"prompt {load.prompt}", f"output {load.output}"
@@ -101,9 +102,9 @@ def groups(case: Case) -> tuple[str, ...]:
 
 
 def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return tables that together describe exactly the given cases, by the values of `columns`.
+    """Return tables that together describe exactly the given cases, by file and the values of `columns`.
 
-    Each combination of a table's values is one of the cases.
+    A table has a file, and a list of values for each column. It describes every combination of these values.
     """
     each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in cases)
     boxes: list[tuple[Any, ...]] = list(each)
@@ -122,7 +123,8 @@ def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
 def inputs(cases: Sequence[Case]) -> str:
     """Hash the inputs of the fits: each row's conditions, load and measurements, and the table of the GPU's kernels.
 
-    The simulator's code is not hashed: a refit of `stages` shows whether it still gives the same constant.
+    The simulator's code is not hashed. To see whether changed code still gives the stored constant, refit the rows that
+    `stages` selects.
     """
     table = tomllib.loads((quantities.TABLES / f"{GPU}.toml").read_text("utf-8"))
     table.pop("co_run", None)  # it prices a model beside others
@@ -142,14 +144,14 @@ def inputs(cases: Sequence[Case]) -> str:
 
 
 def vars_of(config: Config) -> dict[str, Any]:
-    """Return the fields of a configuration."""
+    """Return the fields of a configuration, by name."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
 def stages(cases: Sequence[Case]) -> list[Case]:
-    """Select the newest engine's rows of single stages.
+    """Select the newest engine's rows that measure one stage of a Poisson run.
 
-    A row of a whole Poisson run is left out, as it only repeats its stages.
+    A row of a whole run is left out, because it only repeats the run's stages.
     """
     return [c for c in cases if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
 
@@ -161,7 +163,7 @@ Fit = Callable[[Sequence[Case]], quantities.HostProfile]
 
 
 def whole(case: Case) -> str:
-    """Return the name of the metric of whole requests: E2E if it was measured, else throughput.
+    """Return the name of the metric that measures whole requests: E2E if the case has it, else throughput.
 
     In a closed loop E2E and throughput determine each other.
     """
@@ -169,7 +171,10 @@ def whole(case: Case) -> str:
 
 
 def first_token(base: quantities.HostProfile) -> Fit:
-    """Return a fit of `api_in_s`, the seconds of API and tokeniser, as the median of measured minus simulated TTFT."""
+    """Return a function that fits `api_in_s`, the seconds of API and tokeniser, to cases.
+
+    The fitted value is the median of measured minus simulated TTFT.
+    """
 
     def fit(cases: Sequence[Case]) -> quantities.HostProfile:
         left = [c.measured["ttft"] - simulated["ttft"] for c, simulated in zip(cases, ours(cases, base), strict=True)]
@@ -179,7 +184,7 @@ def first_token(base: quantities.HostProfile) -> Fit:
 
 
 def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> Fit:
-    """Return a fit of the constants named in `start` to `whole` requests."""
+    """Return a function that fits the constants named in `start` to cases, by the metric that `whole` selects."""
 
     def fit(cases: Sequence[Case]) -> quantities.HostProfile:
         y = np.array([c.measured[whole(c)] for c in cases])
@@ -211,9 +216,9 @@ def errors(cases: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> d
 
 
 def left_out(cases: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str, float]]]:
-    """Return all cases with their predictions by fits that leave out one group each.
+    """Predict cases by fits that leave out one group each; return the cases and their predictions.
 
-    A case is returned once for each of its groups, predicted by the fit without that group.
+    A case that belongs to several groups is returned once for each, predicted by the fit without that group.
     """
     rows: list[Case] = []
     predicted: list[dict[str, float]] = []
@@ -229,7 +234,7 @@ def profile(
 ) -> tuple[quantities.HostProfile, dict[str, Any]]:
     """Fit a host profile; return it with its table for `hosts.toml`.
 
-    In the table, `rows` names the rows of the fit by their values of `columns`.
+    The entry `rows` of the table identifies the fitted rows by their values of `columns`.
     """
     use = [c for c in cases if usable(c.setting)]
     host = hosts.rounded(fit(use))
@@ -246,7 +251,7 @@ def profile(
 
 
 def fit() -> dict[str, dict[str, Any]]:
-    """Fit the profiles of the engine generations that were measured; return their tables by name."""
+    """Fit a profile for each measured generation of an engine; return the profiles' tables by name."""
     # Scheduling ahead hides the host's part of a step behind the GPU's; the rows only show that it fits there.
     hidden = quantities.host("vllm-graph", GPU)._replace(
         api_in_s=0.0, api_out_s=API_OUT_S, sample_s=SAMPLE_S, lookahead_steps=1
@@ -300,7 +305,7 @@ def fit() -> dict[str, dict[str, Any]]:
 
 
 def table() -> Table:
-    """Return `hosts.toml` with every profile fitted anew, and the errors of each."""
+    """Fit all profiles again; return the content of `hosts.toml`, with each profile's errors."""
     file = tomllib.loads((quantities.TABLES / "hosts.toml").read_text(encoding="utf-8"))
     profiles = fit()
     ramps = measured_ramps()

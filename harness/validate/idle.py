@@ -1,11 +1,11 @@
-"""KV memory that an idle model keeps for its prefix cache: as measured of kvcached, and as simulated.
+"""KV memory that an idle model keeps for its prefix cache: measured on kvcached, and simulated.
 
 The measurement is kvcached's `bench_idle_footprint` (ovg-project/kvcached 5315e34,
-benchmarks/bench_idle_footprint/README.md): the KV memory that stays mapped once traffic of `workload.py` has ended.
-kvcached keeps at most 16,000 tokens cached (KVCACHED_MAX_CACHED_TOKENS). It gives a page back only if no block in it is
-cached. Pages that are reserved for the next request (KVCACHED_MIN_RESERVED_PAGES) come on top in both kvcached and the
-simulator; the measured numbers leave them out. The simulation replays requests of the same kinds, lengths and
-concurrency, but of other draws.
+benchmarks/bench_idle_footprint/README.md): the KV memory that stays mapped after the traffic of `workload.py` has
+ended. kvcached caches at most 16,000 tokens (KVCACHED_MAX_CACHED_TOKENS). It gives a page back only if no block in the
+page is cached. Both kvcached and the simulator also keep pages for the next request (KVCACHED_MIN_RESERVED_PAGES); the
+measured numbers leave these pages out. The simulated requests have the measured kinds, lengths and concurrency, but
+other random draws.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BLOCK = 16
 
 
 class Footprint(NamedTuple):
-    """The pages of a model whose traffic has ended."""
+    """The memory that a model keeps, and its cached tokens, after its traffic has ended."""
 
     page_bytes: int
     parked_pages: float  # are mapped, so no other model can have them
@@ -48,14 +48,15 @@ class Footprint(NamedTuple):
 
     @property
     def cached_pages(self) -> float:
-        """The pages that the cached tokens would take if they filled pages without holes."""
+        """The pages that the cached tokens would take if every page were filled completely."""
         return self.cached_tokens * kv_token_bytes(shape(MODEL)) / self.page_bytes
 
 
 def traffic() -> Jobs:
-    """Return requests as kvcached's `build_requests` draws them: a prompt is cold, or begins with a hot prefix.
+    """Return requests as kvcached's `build_requests` draws them.
 
-    At first only one hot prefix is in use; the others join one after another.
+    A prompt is cold, with a prefix of its own, or it begins with one of several hot prefixes. At first only one hot
+    prefix is in use; the others are added one after another.
     """
     rng, n = np.random.default_rng(SEED), np.arange(REQUESTS)
     known = np.minimum(HOT, 1 + HOT * n // (REQUESTS - 1))
@@ -84,7 +85,7 @@ def traffic() -> Jobs:
 
 
 def footprint() -> Footprint:
-    """Replay the traffic on one model with elastic KV memory, until all has ended."""
+    """Simulate the traffic on one model with elastic KV memory; return what the model keeps after the last request."""
     model = Served("model", shape(MODEL)._replace(max_tokens=4096))
     config = Config((model,), gpu=GPU, gpus=1, host=HOST, block_tokens=BLOCK, chunk_tokens=8192, noise=0.0)
     make: Any = system.find("elastic")
@@ -99,7 +100,7 @@ def footprint() -> Footprint:
 
 
 def rows(ours: Footprint) -> list[tuple[str, ...]]:
-    """Return a table of what an idle model keeps, measured and simulated; the first row is the heading."""
+    """Return a table of the KV memory that an idle model keeps, measured and simulated, with its heading."""
 
     def gib(pages: float) -> str:
         return f"{pages * ours.page_bytes / GIB:.2f}"

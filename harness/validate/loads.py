@@ -30,9 +30,9 @@ class Poisson(NamedTuple):
     output: int
 
     def jobs(self, seed: int = 0) -> Jobs:
-        """Draw the arrivals of all stages.
+        """Draw the requests of all stages.
 
-        PROMPTS distinct prompts, which begin with the same system prompt, are sent in turn.
+        There are PROMPTS distinct prompts, which begin with the same system prompt. The requests use them in rotation.
         """
         draw, start_s, parts = np.random.default_rng(seed), 0.0, []
         for rate_rps, seconds in self.stages:
@@ -64,7 +64,7 @@ class Closed(NamedTuple):
         return (int(self.least * self.output) + self.output) / 2
 
     def jobs(self) -> Jobs:
-        """Return `WAVES` requests for each client."""
+        """Return `WAVES` requests for each client; each one arrives when the client's previous one ends."""
         n = WAVES * self.clients
         after = np.arange(n, dtype=np.int32) - self.clients
         arrival_s = np.where(after < 0, 0.0, np.inf)
@@ -83,7 +83,7 @@ class Closed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """An offline batch: `size` requests at once, and no others."""
+    """An offline batch: `size` requests that all arrive at the start."""
 
     size: int
     prompt: int
@@ -106,7 +106,7 @@ Load = Poisson | Closed | Batch
 
 
 class Setting(NamedTuple):
-    """Settings of one simulated run; equal settings are run once."""
+    """Settings of one simulated run; cases with equal settings share that run."""
 
     engine: str
     gpu: str
@@ -120,7 +120,10 @@ class Setting(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The model's dimensions, with the longest prompt + output that is assumed to be served."""
+        """The model's shape, for requests of at most `served` tokens (prompt + output).
+
+        If sampling is greedy, the shape's `sampled` is false.
+        """
         from workloads.models import shape
 
         its = self.given or shape(self.model)
@@ -130,7 +133,7 @@ class Setting(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """The machine's configuration: the engine's usual settings, replaced by `flags`."""
+        """The machine's configuration: the engine's usual settings, of which `flags` replaces some."""
         usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
         flags = {**usual._asdict(), **dict(self.flags)}
         served = (Served("model", self.shape, self.tp),)
@@ -138,7 +141,7 @@ class Setting(NamedTuple):
 
     @property
     def kv_blocks(self) -> int:
-        """The number of KV blocks that fit into GPU memory beside the weights and the process."""
+        """The number of KV blocks that fit into GPU memory together with the weights and the engine's process."""
         its = cluster(self.config)
         gpu, model = its.gpus[0], its.models["model"]
         return (gpu.mem_bytes - model.weight_bytes) // (BLOCK_TOKENS * model.kv_token_bytes)

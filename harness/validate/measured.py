@@ -1,8 +1,8 @@
-"""Measured end-to-end runs of real engines: each row's facts, and the conditions of its replay.
+"""Measured end-to-end runs of real engines: the values of each row, and the conditions of its replay.
 
-The format of a CSV is known from its columns (`FORMATS`), whatever its name. Each row is one case: a model on some
-GPUs, an engine generation, which selects the host profile, and a load. A setting that a row does not state is the
-engine's default (`servers`). `validate` prints our errors on the cases; `hosts` fits host profiles on them.
+The columns of a CSV identify its format (`FORMATS`), whatever the file's name. Each row is one case: a model on some
+GPUs, an engine generation (which selects the host profile), and a load. A setting that a row does not state has the
+engine's default (`servers`). `validate` prints the simulator's errors on the cases. `hosts` fits host profiles to them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 @dataclass(slots=True)
 class CsvRow:
-    """A line of a CSV; errors in it name the column."""
+    """A line of a CSV; errors that it raises name the column."""
 
     path: Path
     line: int
@@ -66,13 +66,13 @@ class CsvRow:
     group: str = ""  # is set when the row is read, and copied to its `Case`
 
     def bad(self, column: str, want: str) -> UserError:
-        """Return the error for a column's value, which is not `want`."""
+        """Return the error that says that a column's value is not `want`."""
         text = self.values[column]
         text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
         return UserError(f'{column} is "{text}", not {want}')
 
     def skipped(self, why: UserError) -> Skipped:
-        """Return the record that this row is skipped, with `why` as the reason."""
+        """Return a record of this row as skipped, with the reason `why`."""
         return Skipped(self.path.name, self.line, str(why))
 
     def number(self, column: str) -> float:
@@ -101,7 +101,7 @@ class CsvRow:
         return value
 
     def seconds(self, column: str, per_s: float) -> float:
-        """Return the latency in a column, in seconds; the column has `per_s` units a second.
+        """Return the latency in a column, converted to seconds; a second has `per_s` of the column's units.
 
         Raises UserError unless the latency is between a nanosecond and a day.
         """
@@ -111,9 +111,9 @@ class CsvRow:
         return value
 
     def fits(self, setting: Setting, *columns: str) -> None:
-        """Raise UserError if requests are longer than the model serves.
+        """Raise UserError if the requests of a setting are longer than its model serves.
 
-        The error names the one of `columns` with the largest length.
+        The error names one of `columns`: the one with the largest length.
         """
         load, most = setting.load, setting.shape.max_tokens
         if load is not None and load.prompt + load.output > most:
@@ -121,7 +121,7 @@ class CsvRow:
             raise self.bad(longest, f"a length of requests of at most {most:,} tokens, which are served")
 
     def given(self, name: str) -> Shape | None:
-        """Return a model's shape from the row's columns, else the shape that the caller gave; None if there is none."""
+        """Return a model's shape: from the row's columns, else from the caller's `shapes`; None if it is in neither."""
         if set(SHAPE) <= set(self.values):
             sizes: dict[str, Any] = {column: self.count(column) for column in SHAPE}
             return Checkpoint(**sizes, gated=True, tied=False, context=SERVED_TOKENS).shape(name)
@@ -130,7 +130,7 @@ class CsvRow:
     def setting(self, engine: str, gpu: str, model: str, tp: str, load: Load | None, **flags: Any) -> Setting:
         """Return the row's setting; `gpu`, `model` and `tp` are names of columns.
 
-        Raises UnknownName for a GPU or a model that we lack.
+        Raises UnknownName for an unknown GPU or model.
         """
         name = self.values[model]
         given = self.given(name)
@@ -139,9 +139,9 @@ class CsvRow:
         return Setting(engine, kind, ours, self.count(tp), load, tuple(flags.items()), given, sampling=self.sampling())
 
     def sampling(self) -> str:
-        """Return the sampling that the client asked for, as its column has it.
+        """Return the sampling that the client asked for: the value of the column `sampling`.
 
-        Without a value there, it is "greedy" if the model's script is known to ask for greedy sampling, else
+        If there is no value, the result is "greedy" for models whose client is known to ask for greedy sampling, else
         "checkpoint". Raises UserError for an unknown word.
         """
         known = "greedy" if self.values.get("model_path") in names.GREEDY else "checkpoint"
@@ -151,7 +151,7 @@ class CsvRow:
         return word
 
     def stages(self, column: str) -> tuple[tuple[float, float], ...]:
-        """Parse RATExSECONDS;... as pairs of numbers above 0."""
+        """Parse a column of stages, RATExSECONDS;..., as pairs of numbers above 0."""
         match = STAGES.fullmatch(self.values[column])
         pairs = [part.split("x") for part in self.values[column].split(";")] if match else []
         try:
@@ -214,8 +214,8 @@ def _quantised(row: CsvRow) -> Found:
     """Read a row of a closed loop of a quantised model or a mixture of experts, with times in ms.
 
     The number format is chosen by `names.quantised`. If attention spans fewer GPUs than the experts do, attention is
-    data-parallel, and the row counts the clients of a single attention group. Rows without a version, or with a TTFT
-    above LOST_S, are skipped.
+    data-parallel. The row then states the clients of one attention group only; the setting has those of all groups.
+    Raises UnknownName for a row without a version, or with a TTFT above LOST_S.
     """
     clients, tp = row.count("batch_size", MOST_REQUESTS // WAVES), row.count("tp_size")
     cut, spread = row.count("moe_tp_size"), row.count("moe_ep_size")
@@ -243,7 +243,7 @@ def _quantised(row: CsvRow) -> Found:
 
 
 def _offline(row: CsvRow) -> Found:
-    """Read one offline batch (vLLM 0.5 and 0.6) whose outputs are as long as its prompts; its latency is in s."""
+    """Read a row of an offline batch (vLLM 0.5 and 0.6) with outputs as long as the prompts; its latency is in s."""
     if row.values["Framework"] != "vLLM":
         raise names.unknown("engine", row.values["Framework"], ["vLLM"])
     length, size = row.count("Input Output Length"), row.count("Batch Size", MOST_REQUESTS)
@@ -253,7 +253,7 @@ def _offline(row: CsvRow) -> Found:
 
 
 def _pools(row: CsvRow) -> Found:
-    """Read a row that says how many KV blocks an engine found room for."""
+    """Read a row that states how many KV blocks an engine allocated; such a row has no load."""
     if row.count("block_tokens") != BLOCK_TOKENS:
         raise row.bad("block_tokens", str(BLOCK_TOKENS))
     name, _, version = row.values["engine"].partition(" ")
@@ -280,23 +280,23 @@ FORMATS: Mapping[Callable[[CsvRow], Found], tuple[str, ...]] = {
 
 
 class Read(NamedTuple):
-    """Cases of a file or folder, and what was skipped."""
+    """Cases of a file or folder, and the rows and files that were skipped."""
 
     cases: list[Case]
     skipped: list[Skipped]
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return the cases of a CSV or folder, without what is skipped."""
+    """Return the cases of a CSV or of a folder's CSVs, without a list of what was skipped."""
     return read(folder).cases
 
 
 def read(folder: Path, shapes: Mapping[str, Shape] | None = None, others: Collection[str] = ()) -> Read:
-    """Read a CSV, or all CSVs of a folder and of its `single/`; UserError for a file that cannot be read.
+    """Read a CSV, or all CSVs of a folder and of its subfolder `single/`.
 
-    Rows with a bad value are skipped, and so are rows with an engine, a GPU or a model that we lack (`shapes` has
-    further models). A folder's file of another form is skipped too. Files with a name in `others` are left out, as they
-    are read elsewhere.
+    Rows with a bad value are skipped, and so are rows with an unknown engine, GPU or model; `shapes` adds models. A CSV
+    in a folder is skipped if its format is unknown. Files with a name in `others` are not read. Raises UserError if a
+    file cannot be read, or if there are no CSVs or no rows.
     """
     files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
     if not files:
@@ -320,7 +320,7 @@ Lines = list[tuple[int, list[str]]]  # lines of a CSV, each with its number
 
 
 def contents(path: Path) -> tuple[list[str], Lines]:
-    """Read the header of a CSV, and its other lines with their numbers. UserError if it cannot be read."""
+    """Read a CSV; return its header, and its other lines with their numbers. Raises UserError if it cannot be read."""
     try:
         with path.open(newline="", encoding="utf-8") as source:
             rows = csv.reader(source)
@@ -369,9 +369,10 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
 
 
 def _holds(box: Mapping[str, Any], row: CsvRow) -> bool:
-    """Tell whether a profile's table of fitted rows includes a row.
+    """Tell whether a host profile was fitted to a row.
 
-    It does if the table names the row's file and lists each of its values.
+    `box` is one table of the profile's fitted rows. It includes a row if it has the row's file and lists the row's
+    value of each of its columns.
     """
     return box["file"] == row.path.name and all(
         value(row.values.get(column, "")) in map(value, values) for column, values in box.items() if column != "file"
@@ -379,7 +380,7 @@ def _holds(box: Mapping[str, Any], row: CsvRow) -> bool:
 
 
 def value(text: str | float) -> str | float:
-    """Convert a column's value to a number if it is one, since files write both 64 and 64.0."""
+    """Convert a column's value to a number if possible, since files write both 64 and 64.0."""
     try:
         return float(text)
     except ValueError:

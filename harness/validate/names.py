@@ -1,4 +1,4 @@
-"""Our names for those that sources, papers and nvidia-smi use in measured runs, and errors for names that we lack."""
+"""Translation of names in sources, papers and nvidia-smi to this project's, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Skipped(NamedTuple):
 
 
 class UnknownName(UserError):
-    """A name that we lack, or that could be either of two."""
+    """An error for a name that is unknown, or that could be either of two."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
-    """Return the error for an unknown name, with the nearest known names."""
+    """Return the error for an unknown name; it lists the nearest known names."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, NEAREST, 0.3) or names[:NEAREST]
     return UnknownName(f'unknown {what} "{name}"; nearest: {", ".join(near)}')
 
 
 def gpu(name: str) -> str:
-    """Return our kind of GPU for a name: the kind itself, or a card's name as nvidia-smi and papers write it.
+    """Return the kind of GPU that a name means: a kind itself, or a card's name as nvidia-smi and papers write it.
 
-    An example is "NVIDIA H100 80GB HBM3". Raises UnknownName if we lack the kind, or have several of that name.
+    An example is "NVIDIA H100 80GB HBM3". Raises UnknownName if no kind fits the name, or if several do.
     """
     parts = re.findall(r"[a-z0-9]+", re.sub(r"(\d+) ?gi?b\b", r"\1g", name.lower()))
     words = "-".join(word for word in parts if word not in EMPTY)
@@ -59,9 +59,9 @@ def gpu(name: str) -> str:
 
 
 def model(name: str, given: Iterable[str] = ()) -> str:
-    """Return the name of a model's shape; raises UnknownName if we lack it.
+    """Return the name of a model's shape. Raises UnknownName if there is none.
 
-    `name` is one of `given` or of `workloads/`, or an id on huggingface.co.
+    `name` is in `given`, in `workloads/`, or an id on huggingface.co.
     """
     from workloads.models import shapes
 
@@ -73,7 +73,7 @@ def model(name: str, given: Iterable[str] = ()) -> str:
 
 
 def of_id(name: str) -> str | None:
-    """Return the shape's name for an id on huggingface.co, in upper or lower case; None if we lack it.
+    """Return the shape's name for an id on huggingface.co, in upper or lower case; None if there is none.
 
     A model and its tuned variants share a shape: `meta-llama/Meta-Llama-3.1-8B` has that of
     `meta-llama/Llama-3.1-8B-Instruct`.
@@ -84,7 +84,7 @@ def of_id(name: str) -> str | None:
 
 
 def untuned(repo: str) -> str:
-    """Return an id on huggingface.co in lower case, without "meta-" and the words of TUNED."""
+    """Return an id on huggingface.co in lower case, without "meta-" and without the words in TUNED."""
     owner, _, name = repo.lower().partition("/")
     return f"{owner}/{'-'.join(part for part in name.removeprefix('meta-').split('-') if part not in TUNED)}"
 
@@ -109,8 +109,8 @@ KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 def quantised(name: str, dtype: str) -> tuple[str, str, str]:
     """Return a model's name with its formats, its number format in a word, and "MoE" or "dense".
 
-    Raises UnknownName if we lack the model. The column `dtype` counts only for a 16-bit checkpoint. Any other
-    checkpoint has its own format, whatever the column says: it says nvfp4 in all rows of gpt-oss.
+    A 16-bit checkpoint has the format in `dtype`, a column of the row. Any other checkpoint has a format of its own,
+    whatever `dtype` says: in all rows of gpt-oss it is nvfp4. Raises UnknownName for an unknown model.
     """
     from workloads.models import repos, shape, shapes
 
@@ -129,7 +129,8 @@ def quantised(name: str, dtype: str) -> tuple[str, str, str]:
 def generation(name: str, version: str, known: Collection[str]) -> tuple[str, str]:
     """Return the host profile to use for an engine's version, and the version in words.
 
-    A version without a profile takes that of the last version before it, or else of the first; the words say so.
+    A version without a profile uses the profile of the nearest earlier version, or else of the first version. The words
+    then name both versions.
     """
     series, parts = name.lower(), version.split(".")[:2]
     keys = [key for key in known if key.startswith(f"{series}-")]
@@ -143,7 +144,10 @@ def generation(name: str, version: str, known: Collection[str]) -> tuple[str, st
 
 
 def engine(name: str, version: str, known: Collection[str]) -> str:
-    """Return a generation: an engine's name and the first two numbers of its version. UnknownName if we lack it."""
+    """Return an engine's generation: its name and the first two numbers of its version.
+
+    Raises UnknownName for an unknown generation.
+    """
     ours = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
     if ours not in known:
         raise unknown("engine", ours, known)

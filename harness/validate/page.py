@@ -1,4 +1,4 @@
-"""Markdown pages of `bench validate`: `docs/validation.md`, which `make validate` writes, and single comparisons."""
+"""Markdown of `bench validate`: `docs/validation.md`, written by `make validate`, and single comparisons."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Comparison(NamedTuple):
 def page(
     frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], kept: idle.Footprint, table: Table
 ) -> str:
-    """Return the page as Markdown; `shared` are lines on models that share a card, `kept` is an idle model's memory."""
+    """Return the page as Markdown.
+
+    `shared` has lines on models that share a card. `kept` is the KV memory that an idle model keeps.
+    """
     return "\n".join(_lines(frame, skipped, shared, kept, table)) + "\n"
 
 
@@ -85,8 +88,8 @@ def compared(
 ) -> str:
     """Return a comparison of an engine with the simulator as Markdown.
 
-    The Markdown has the command, notes (`told`), a table of pairs of systems, a table of cells, and how the aims are
-    met (`met`).
+    The Markdown has the command, notes (`told`), a table of pairs of systems, a table of cells, and lines that say
+    which aims are met (`met`).
     """
     lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
     lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []

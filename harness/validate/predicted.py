@@ -1,6 +1,6 @@
 """Runs of the same specs on servers and on the simulator with the servers' cost table: `bench validate --engine E`.
 
-Nothing that is measured here enters the table. Runs are stored like all others, so a second call resumes.
+What is measured here does not enter the cost table. Runs are stored like all others, so a second call resumes.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Predicted(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of each GPU: the weights of its part of the models, and KV beside them."""
+    """The memory of each GPU: room for the weights of its models, and for the KV of some requests of each."""
 
     requests: int  # longest requests, for whose KV each model has room
 
     def pool_bytes(self, spec: Spec) -> int:
-        """Return the bytes for weights and KV of each GPU."""
+        """Return the bytes of each GPU for weights and KV."""
         setup = Setup(replace(spec, engine="sim"))
         members = setup.served.members
         each = [shapes.weight_bytes(m.shape) + self.requests * SERVED * shapes.kv_token_bytes(m.shape) for m in members]
@@ -69,7 +69,7 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a comparison: models, their numbers, systems, rates as shares of the saturated rate, and repeats."""
+    """The runs to compare: a model, its numbers of copies, systems, shares of the saturated rate, and repeats."""
 
     engine: str
     table: str
@@ -87,7 +87,7 @@ class Plan(NamedTuple):
     judged: bool = True  # whether aims are judged
 
     def spec(self, count: int, engine: str) -> Spec:
-        """Return the spec of `count` models on an engine; the caller sets its system, rate and seed."""
+        """Return the spec of `count` copies of the model on an engine; the caller sets its system, rate and seed."""
         spec = Spec(
             "static",
             engine=engine,
@@ -104,7 +104,7 @@ class Plan(NamedTuple):
 
 
 def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
-    """Return the warm-up, window and drain of each planned run on servers, also of runs that are stored already."""
+    """Return the warm-up, window and drain of each planned run on servers, including runs that are already stored."""
     asked = rule or slo_rule(plan)
     planned = list[Span]()
     for count in plan.counts:
@@ -115,7 +115,7 @@ def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
 
 
 def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> Predicted:
-    """Run the plan on the simulator, then on the servers. Raises UserError where it cannot run."""
+    """Run the plan on the simulator, then on the servers. Raises UserError if the plan cannot run."""
     asked = rule or slo_rule(plan)
     frames, notes, waits = list[pd.DataFrame](), list[str](), list[dict[str, object]]()
     for count in plan.counts:
@@ -142,7 +142,7 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
 
 
 def _waits_s(run: Path) -> dict[str, float]:
-    """Return the mean seconds that requests waited for each cause.
+    """Return the mean seconds that requests waited, for each cause of waiting.
 
     The mean is over the requests that arrived in the run's window and are done.
     """
@@ -155,7 +155,7 @@ def _waits_s(run: Path) -> dict[str, float]:
 def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
     """Name the cause of waiting whose mean seconds per request differ most between simulator and servers.
 
-    The text has both means; it is "" if either side has no known cause.
+    The text states both means. It is "" if no cause has a mean on both sides.
     """
     here = waits[(waits["condition"] == condition) & (waits["label"] == label)]
     sides: Any = here.groupby("side")[[c for c in record.WAITS if c in here]].mean()
@@ -172,9 +172,10 @@ def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
 def grid(
     plan: Plan, count: int, engine: str, rates: dict[float, float], under: SloTarget
 ) -> Iterator[tuple[str, Spec]]:
-    """Yield a label and a spec for each run; all systems run one after another at each rate and seed.
+    """Yield a label and a spec for each run.
 
-    So if the machine's speed drifts, it affects all systems alike.
+    At each rate and seed, all systems run one after another. A drift in the machine's speed thus affects all systems
+    alike.
     """
     base = plan.spec(count, engine)
     for rate in rates.values():
@@ -185,7 +186,7 @@ def grid(
 
 
 def _again(done: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
-    """Repeat invalid runs, at most `times` times each; the last repeat replaces the run."""
+    """Repeat each invalid run until it is valid, at most `times` times; a repeat replaces the earlier run."""
     for _ in range(times):
         invalid = [task for task in done if (record.meta(out / task.folder).get("verdict") or {}).get("reasons")]
         for count, task in enumerate(invalid):
@@ -194,7 +195,10 @@ def _again(done: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
 
 
 def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
-    """Return the requests a second that the simulator finishes under overload, on a tuning seed, to two digits."""
+    """Return the requests per second that the simulator finishes under overload, rounded to two digits.
+
+    The requests of the overload are drawn from a tuning seed.
+    """
     flood = plan.spec(count, "sim")
     flood = replace(flood, rate_scale=FLOOD / count, seed=TUNING_SEEDS[0], window_s=FLOOD_S, warmup_s=0.0, slo="")
     (folder,) = sweep([flood], out, teller=teller, what="saturation")
@@ -210,8 +214,8 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 def slo_rule(plan: Plan) -> str:
     """Return an SLO rule in seconds, computed from the simulated seconds of one request alone.
 
-    The TTFT limit is the seconds to start a server, plus TTFT_X times the time to a first token. The TPOT limit is
-    TPOT_X times a decode step.
+    The TTFT limit is the seconds that a server takes to start, plus TTFT_X times those to a first token. The TPOT limit
+    is TPOT_X times the seconds of a decode step.
     """
     setup = Setup(resolve(plan.spec(1, "sim")))
     config, priced = setup.config, setup.machine
@@ -233,7 +237,7 @@ def _lines(table: pd.DataFrame, side: str, count: int, shares: dict[float, float
 
 
 def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:
-    """List systems that did not run, and invalid runs, each with the reason."""
+    """List the systems with runs that were skipped, did not fit or are invalid, and the first such run's reason."""
     for column, says in (("skipped", "cannot run on"), ("infeasible", "does not fit on"), ("invalid", "invalid on")):
         rows = table[table[column].notna()].drop_duplicates(["run"])
         for label, group in rows.groupby(table["label"].astype(str), sort=False):

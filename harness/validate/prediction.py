@@ -1,11 +1,11 @@
 """Predictions of the simulator that are stored before the servers run: `results/predictions/NAME.toml` and its page.
 
-    python -m harness.validate.prediction requests      # draws the requests of REQUESTS again: the same bytes of rows
-    python -m harness.validate.prediction NAME          # simulates CAMPAIGN; an existing prediction stays as it is
+    python -m harness.validate.prediction requests      # draws the file REQUESTS again, with rows of the same bytes
+    python -m harness.validate.prediction NAME          # simulates CAMPAIGN; stops if prediction NAME exists
 
-CAMPAIGN is the campaign that `probe/ORDER.md` runs on real servers. A prediction is never edited: tests check its
-digest. A prediction by another law of sharing gets a new file. `bench validate FOLDER` prints predictions beside the
-folder's runs.
+CAMPAIGN is the campaign that `probe/ORDER.md` runs on real servers. A prediction is never edited; tests check its
+digest. A prediction by another law of GPU sharing gets a new file. `bench validate FOLDER` prints the predictions for
+the runs in the folder, next to what was measured.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CAMPAIGN: dict[str, Any] = {
 
 
 class Seen(NamedTuple):
-    """The figures of a run that are compared."""
+    """A run's attainment and latencies, the figures that are compared."""
 
     attainment: float  # requests that finished within the SLO for TTFT and for TPOT, of those offered
     ttft_ms: tuple[float, float]  # P50 and P95
@@ -74,7 +74,7 @@ class Cell(NamedTuple):
 
 
 def draw(path: Path = REQUESTS) -> Path:
-    """Write the campaign's requests, which are staggered ramps of equal models, to a file; return its path."""
+    """Write the campaign's requests, which are staggered ramps of equal models, to a file; return the file's path."""
     return ramps.store(path, PEAK, MODELS, PROMPT, CAP, MEAN)
 
 
@@ -90,7 +90,10 @@ def seen(rows: Rows, slo: Absolute) -> Seen:
 
 
 def offered(run: Path, spec: Spec) -> Rows:
-    """Return the requests of a run's window, without those of the warm-up, during which models are still loading."""
+    """Return the requests that arrived in a run's window.
+
+    The warm-up, in which models are still loading, is left out.
+    """
     rows = requests.rows(record.read(run))
     return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
 
@@ -108,7 +111,10 @@ def simulate() -> Iterator[Cell]:
 
 
 def write(name: str, folder: Path = FOLDER) -> Path:
-    """Simulate and store a prediction with today's date. Raises UserError if one of that name is stored."""
+    """Simulate the campaign and store it as prediction `name`, with today's date.
+
+    Raises UserError if there is a prediction of this name.
+    """
     path = folder / f"{name}.toml"
     if path.exists():
         raise UserError(f"{path} is kept as it is; another law gets another name")
@@ -122,7 +128,7 @@ def write(name: str, folder: Path = FOLDER) -> Path:
 
 
 def cells(path: Path) -> list[Cell]:
-    """Read the cells of a prediction."""
+    """Read the cells of a stored prediction."""
     return [Cell(**cell) for cell in tomllib.loads(path.read_text("utf-8"))["cell"]]
 
 
@@ -150,10 +156,10 @@ def page(path: Path) -> str:
 
 
 def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
-    """Return how many predicted orders held, and how many could be checked.
+    """Return how many predicted orders the measurements confirm, and how many could be checked.
 
-    An order says which of two systems is better at one rate; it can be checked if both were measured. A pair predicted
-    within SAME of each other is not counted. A pair measured within SAME counts as an order not held.
+    An order says which of two systems attains more at one rate. It is checked if both systems were measured, and if
+    their predictions differ by more than SAME. It is not confirmed if the measured attainments differ by at most SAME.
     """
     seen = {(cell.system, cell.rate): cell.attainment for cell in measured}
     held = pairs = 0
@@ -168,10 +174,10 @@ def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[in
 
 
 def compare(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:
-    """Return lines that compare stored predictions with the attainments of runs.
+    """Return lines that compare stored predictions with the measured attainments of runs.
 
-    A prediction is compared with the runs of the same models and trace; `ran` has a spec and an attainment for each
-    run.
+    `ran` has a spec and an attainment for each run. A prediction is compared with those runs that have its models and
+    its trace.
     """
     lines = []
     for path in sorted(folder.glob("*.toml")):

@@ -1,9 +1,9 @@
-"""The simulator compared with servers: how each ranks systems, then errors of attainment and latencies.
+"""The simulator compared with servers: how each of them ranks systems, then errors of attainment and latencies.
 
-Both are judged by scored runs of the same specs. A condition is a spec without its system and seed, and each seed is a
-repeat. A pair of systems counts only if the servers rank it. For this, at least REPEATS repeats must be valid, and the
-95 % interval of the paired difference in attainment must not contain 0. Runs that did not measure their servers
-(`invalid`) are left out. A pair that has too few repeats for that reason is marked.
+The comparison takes scored runs of the same specs on both. A condition is a spec without its system and seed. Each seed
+is a repeat. A pair of systems counts only if the servers rank it: at least REPEATS repeats are valid, and the 95 %
+interval of the paired difference in attainment excludes 0. Runs are left out if they did not measure their servers
+(`invalid`). The table of pairs says how many repeats of a pair were left out.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Verdict = Literal["alike", "wrong", "no difference", "not told apart", "too few"
 
 
 class Pair(NamedTuple):
-    """A pair of systems under a condition, the better one on the servers first.
+    """A pair of systems under a condition; `first` is the better one on the servers.
 
-    `servers` and `simulator` are the differences of attainment, first - second.
+    `servers` and `simulator` are the differences of attainment, `first` - `second`.
     """
 
     condition: str
@@ -65,7 +65,7 @@ class Pair(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A measure of a system under a condition, on the servers and in the simulator, as means over repeats."""
+    """A measure of one system under one condition, on the servers and in the simulator, as means over repeats."""
 
     condition: str
     label: str
@@ -78,9 +78,10 @@ class Cell(NamedTuple):
 
 
 def valid(frame: pd.DataFrame) -> pd.DataFrame:
-    """Select runs that have rows on both sides and that measured their servers.
+    """Return the measures of runs that are valid and have values of both sides, with a column for each side.
 
-    `frame` has a line a run and measure: condition, label, seed, side, measure, value, invalid.
+    `frame` has a row for each run, side and measure, with the columns condition, label, seed, side, measure, value and
+    invalid. The sides are servers and simulator.
     """
     bad = {key for key, _ in frame[frame["invalid"]].groupby(KEYS)}
     kept = frame[~frame.set_index(KEYS).index.isin([*bad])]
@@ -89,7 +90,7 @@ def valid(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
-    """Compare every pair of systems under each condition; `measure` is the attainment that is compared."""
+    """Compare every pair of systems under each condition; `measure` names the attainment to compare."""
     kept, compared = valid(frame), list[Pair]()
     kept = kept[kept["measure"] == measure]
     for condition, group in frame[frame["measure"] == measure].groupby("condition", sort=False):
@@ -113,15 +114,15 @@ def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
 
 
 def _exchanged(x: Estimate) -> Estimate:
-    """Return the estimate of a difference for the two systems in reverse order."""
+    """Return the estimate of b - a from that of a - b."""
     low, high = (None if bound is None else -bound for bound in (x.high, x.low))
     return replace(x, mean=-x.mean, low=low, high=high)
 
 
 def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
-    """Return attainment, then quantiles of each latency, of every system under every condition.
+    """Return a cell for each measure, system and condition: first attainment, then quantiles of each latency.
 
-    A quantile that is infinite on either side, because too many requests never end, has no error.
+    A quantile is infinite if too many requests never end. If this happens on either side, the cell has no error.
     """
     kept, scored = valid(frame), list[Cell]()
     for measure in (attainment, *LATENCIES):
@@ -158,7 +159,7 @@ def summary(compared: Sequence[Pair]) -> list[str]:
 
 
 def pair_rows(compared: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
-    """Yield a table of all pairs: largest measured difference first, pairs with too few repeats last."""
+    """Yield the rows of a table of all pairs: largest measured difference first, pairs with too few repeats last."""
     yield "condition", "better on servers", "worse", "repeats", "servers, points", "simulator", "ranked"
     for pair in sorted(compared, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
         invalid = f" ({pair.invalid} left out)" if pair.invalid else ""
@@ -167,9 +168,9 @@ def pair_rows(compared: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
 
 
 def cell_rows(scored: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:
-    """Yield a table of each system under each condition: attainment, then errors in %.
+    """Yield the rows of a table of each system under each condition: attainment, then errors in %.
 
-    Beside each error stands the servers' own spread.
+    Each error is followed by the spread of the servers' own repeats.
     """
     heads = (f"{metric.upper()} P{q} %" for metric, q in LATENCIES.values())
     yield "condition", "system", "repeats", "servers", "simulator", "off", *heads
@@ -190,8 +191,8 @@ def _error(cell: Cell | None) -> str:
 def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> list[str]:
     """Return a line for each aim: how many cells meet it, among the cells that are precise enough to tell.
 
-    A cell is precise enough if the 95 % interval of its measured mean extends at most by the aim's bound to each side.
-    If most cells are not, the windows are too short.
+    A cell is precise enough if the 95 % interval of its measured mean extends to each side by at most the aim's bound.
+    If most cells are not, the line advises longer windows.
     """
     lines = []
     for measure, bound in _bounds(attainment).items():
@@ -211,31 +212,31 @@ def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> l
 
 
 def _bounds(attainment: str) -> dict[str, float]:
-    """Return the bound of the error of each measure that has an aim."""
+    """Return the largest error that is allowed, for each measure that has an aim."""
     return {attainment: ATTAINED} | {measure: AIMS[q] for measure, (_, q) in LATENCIES.items() if q in AIMS}
 
 
 def _what(measure: str) -> str:
-    """Return a measure in words."""
+    """Return the name of a measure in words."""
     metric, q = LATENCIES.get(measure, ("", 0))
     return f"P{q} of {metric.upper()}" if metric else "attainment"
 
 
 def misses(scored: Sequence[Cell], attainment: str) -> list[Cell]:
-    """Return the cells whose error exceeds the bound of their aim, the largest ratio of error to bound first."""
+    """Return the cells with an error above the bound of their aim, in descending order of error / bound."""
     bounds = _bounds(attainment)
     beyond = [c for c in scored if c.measure in bounds and abs(c.error) > bounds[c.measure]]
     return sorted(beyond, key=lambda c: -abs(c.error) / bounds[c.measure])
 
 
 def miss(cell: Cell, attainment: str) -> str:
-    """Say by how much a cell is off, in a line."""
+    """Say in one line by how much a cell is off."""
     off = f"{100 * cell.error:+.1f} points" if cell.measure == attainment else f"{100 * cell.error:+.0f} %"
     return f"{cell.label}, {cell.condition}: {_what(cell.measure)} {off} (±{100 * cell.spread:.0f})"
 
 
 def aims(scored: Sequence[Cell]) -> list[str]:
-    """Return a line per quantile of a latency: the median error, and how many cells are within the aim."""
+    """Return a line for each quantile of a latency: the median error of cells, and how many are within the aim."""
     lines = []
     for measure, (_, q) in LATENCIES.items():
         off = np.abs([c.error for c in scored if c.measure == measure and not math.isnan(c.error)])

@@ -1,4 +1,4 @@
-"""Replay of a measured engine's load on the simulator, for all files of measured runs."""
+"""Simulation of a measured run's load, used for all files of measured runs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def replayed(
     host: quantities.HostProfile | None = None,
     quantum_s: float | None = None,
 ) -> requests.Rows:
-    """Run jobs under the system `name`, and return a row for each request.
+    """Simulate jobs under the system `name`, and return a row for each request.
 
-    `host`, a profile that a fit tries, replaces that of the config; steps then have no noise. `quantum_s` replaces the
-    committed quantum of a turn.
+    `fields` are fields of the system. `host` is a profile that a fit tries. It replaces the profile of `config`, and
+    steps then have no noise. `quantum_s` replaces the committed seconds of a model's turn on a shared GPU.
     """
     config = config if host is None else replace(config, noise=0.0)
     priced = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))
@@ -44,5 +44,8 @@ def replayed(
 
 @lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs
 def _machine(models: tuple[Served, ...], gpu: str, name: str, host: quantities.HostProfile) -> Machine:
-    """Return the machine of a measured run, with its costs; measured runs set no table, link or factor of their own."""
+    """Return the machine of a measured run, with its costs.
+
+    The machine has the standard table, links and factors, because measured runs set none of their own.
+    """
     return machine(Config(models, gpu=gpu, host=name), host)

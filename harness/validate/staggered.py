@@ -1,19 +1,21 @@
-"""Equal models on one card with split or shared memory: measured runs (kvcached's, on an unnamed AMD card) and ours.
+"""Equal models on one card with split or shared memory, measured (by kvcached, on an unnamed AMD card) and simulated.
 
-A CSV with the columns of `COLUMNS` has one row per instance. A set `sweep...-baseline` has a static split and
-`sweep...-kvcached` elastic memory; a file may have either or both. Rows of one model at equal lengths belong together
-(`Load`); the card has as many models as there are instances. A column `model` names the model. The shape of a model
-that we lack comes from columns or from the caller. kvcached's own files have `size_b` instead, which is 7 for
-Qwen2.5-7B. Results are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit. Settings are those of
+A CSV with the columns of `COLUMNS` has one row per instance; each model on the card is one instance. A `set` of the
+form `sweep...-baseline` means a static split of memory, and `sweep...-kvcached` means elastic memory. A file may have
+either or both. Rows of one model at equal lengths belong together (`Load`). A column `model` names the model. If the
+model is unknown, its shape comes from columns or from the caller. kvcached's own files have `size_b` instead, where 7
+means Qwen2.5-7B. A `peak` is the highest rate of a model's ramp, in requests per second (`workloads/ramps.py`).
+
+Results are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit. Settings are those of
 bench-config-amd-7b-6inst.yaml there (50b8c51) and of its -baseline (22f605a). They are vLLM 0.14 without a prefix
 cache, with .15 of the card for each of six models (gpu-memory-utilization) or .90 for all (kvcached_gpu_utilization).
-vLLM's defaults on so large a card are 1,024 sequences and 8,192 tokens a step.
+The defaults of vLLM on so large a card are 1,024 sequences and 8,192 tokens a step.
 
-The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`unnamed_card`). The
-bytes that a process holds beside weights are estimated from the first instance of the static split (`process`), at
-several peaks, which gives an interval. Where no row allows that, they are the sum of a process's parts. The models are
-plain processes, without MPS, so they take turns on the card (`sharing=turns`). Nothing else is fitted, in particular
-not the reserve and the size of pages.
+The card was not named. The simulator uses the table of an MI300X (`engines/costs/tables/mi300x.toml`) and a fitted
+speed (`unnamed_card`). The bytes that a process needs besides weights are estimated from the first instance of the
+static split (`process`). The estimates at several peaks give an interval. If no row allows an estimate, the bytes are
+the sum of a process's parts. The models are plain processes, without MPS, so they take turns on the card
+(`sharing=turns`). Nothing else is fitted. In particular, the reserve and the size of pages are not.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ Tell = Callable[[int, int], None]  # runs done, of how many
 
 
 class Load(NamedTuple):
-    """Equal models that share the card, with the lengths of their requests."""
+    """Equal models that share a card, with the lengths of their requests."""
 
     shape: Shape
     models: int
@@ -80,7 +82,7 @@ class Load(NamedTuple):
 
     @property
     def fitted(self) -> bool:
-        """True for the load on which the card was fitted."""
+        """True for the load to which the card's constants were fitted."""
         return (self.shape.name, self.models, self.prompt, self.cap) == FITTED
 
     @property
@@ -97,14 +99,14 @@ class Measured(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Measured loads of a file, and what was skipped."""
+    """Measured loads of a file, and the rows that were skipped."""
 
     measured: list[Measured]
     skipped: list[Skipped]
 
 
 class Held(NamedTuple):
-    """Bytes that a process holds beside weights: the least, mean and largest estimate, and the peaks that gave them."""
+    """Bytes of a process besides weights: the least, mean and largest estimate, and the peaks that gave them."""
 
     low: float
     mean: float
@@ -116,7 +118,7 @@ class Held(NamedTuple):
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the CSVs with the columns of this module: in a folder and the folders in it, or the file itself."""
+    """Return the CSVs with the columns in `COLUMNS`: those in a folder and its subfolders, or the file itself."""
     paths = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("*/*.csv")))
     return [path for path in paths if set(COLUMNS) <= set(_header(path))]
 
@@ -129,9 +131,9 @@ def _header(path: Path) -> list[str]:
 
 
 def read(path: Path, shapes: Mapping[str, Shape] | None = None) -> Read:
-    """Read the measured loads of a file; UserError for one that cannot be read.
+    """Read the measured loads of a file. Raises UserError if the file cannot be read.
 
-    Rows with a bad value, of a model that we lack (`shapes` has further models) or of another card are skipped.
+    Rows with a bad value, an unknown model or another card are skipped; `shapes` adds models.
     """
     skipped: list[Skipped] = []
     by: dict[tuple[Shape, int, int], list[dict[str, Any]]] = {}
@@ -172,7 +174,7 @@ def _row(row: CsvRow) -> dict[str, Any]:
 
 
 def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
-    """Return a measured load, in which repeated rows are replaced by their mean.
+    """Return a measured load, with a mean in place of repeated rows.
 
     Repeats may be averaged: their total tokens differ no more than if all were drawn from one curve.
     """
@@ -211,10 +213,10 @@ def ours(
     sharing: Literal["turns", "fluid"] = "turns",
     quantum_s: float | None = None,
 ) -> pd.DataFrame:
-    """Simulate a peak under the system `name`, `static` or `elastic`; return a row per instance, with `METRICS`.
+    """Simulate one peak under the system `name`, `static` or `elastic`; return a row per instance, with `METRICS`.
 
-    If `models` is fewer than the load has, the last ones get no requests. `host` replaces the committed profile, and
-    makes steps free of noise; `quantum_s` replaces the committed quantum.
+    If `models` is given, only the first `models` of the load's models get requests. `host` replaces the committed
+    profile, and steps then have no noise. `quantum_s` replaces the committed seconds of a turn.
     """
     asked = ramps(peak, models or load.models, load.prompt, load.cap, load.output)
     never = np.full(len(asked.arrival_s), np.inf)
@@ -239,10 +241,10 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
 
 
 def process(run: Measured) -> Held:
-    """Estimate the bytes that a process holds beside weights, by peak.
+    """Estimate the bytes that a process needs besides weights, at several peaks.
 
-    They are fitted to the mean TTFT of the first instance of the static split. If no peak allows that, they are the sum
-    of the process's parts.
+    With these bytes, the simulated mean TTFT of the first instance of the static split is the measured one. If this is
+    possible at no peak, the bytes are the sum of the process's parts.
     """
     load, rows = run.load, run.rows
     queued = (rows["system"] == "static") & (rows["instance"] == 1) & (rows["mean_ttft_s"] > LOW_S)
@@ -266,9 +268,9 @@ def process(run: Measured) -> Held:
 
 
 def _most_bytes(load: Load) -> float:
-    """Return the most bytes that a process may hold beside weights, if it has an even share of the card.
+    """Return the most bytes that a process may need besides weights, within an even share of the card.
 
-    The rest of the share leaves room for the longest request.
+    The share must also have room for the weights and for the KV of the longest request.
     """
     share = SHARE * quantities.gpu(GPU).mem_bytes / load.models
     return 0.99 * (share - weight_bytes(load.shape) - load.shape.max_tokens * kv_token_bytes(load.shape))
@@ -277,8 +279,9 @@ def _most_bytes(load: Load) -> float:
 def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
     """Return measured and simulated rows with the columns of `ours`, and `who`: measured, ours, low, high or fluid.
 
-    `low` and `high` are ours with the least and most bytes of `held`. `fluid` is ours with processes that share the GPU
-    as under MPS, the ablation of turns. Simulated rows are those of the instances that were measured.
+    `ours` is simulated with the mean bytes of `held`, `low` with the least and `high` with the most. `fluid` is `ours`,
+    but processes share the GPU as under MPS instead of taking turns. Only instances that were measured have simulated
+    rows.
     """
     there = run.rows[KEYS]
     whos: Mapping[str, tuple[float, Literal["turns", "fluid"]]] = {
@@ -312,12 +315,12 @@ def _at(frame: pd.DataFrame, who: str, name: str, peak: int) -> pd.DataFrame:
 
 
 def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
-    """Return the mean TTFT over all instances, which get about equally many requests, in s."""
+    """Return the mean TTFT over all instances in s, with equal weights since each gets about equally many requests."""
     return float(_at(frame, who, name, peak)["mean_ttft_s"].mean())
 
 
 def tpot_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> NDArray[np.float64]:
-    """Return the mean TPOT of each instance, in their order, in s."""
+    """Return the mean TPOT of each instance in s, in the order of the instances."""
     return _at(frame, who, name, peak).sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
 
 
@@ -327,13 +330,13 @@ def congested(frame: pd.DataFrame, who: str, peak: int) -> int:
 
 
 def knee(frame: pd.DataFrame, who: str) -> int | None:
-    """Return the first peak at which some instance of elastic memory has a P99 TTFT above a second; None if none."""
+    """Return the lowest peak at which an instance of elastic memory has a P99 TTFT above a second; None if none has."""
     rows = frame[(frame["who"] == who) & (frame["system"] == "elastic") & (frame["p99_ttft_s"] > LOW_S)]
     return None if rows.empty else int(rows["peak"].min())
 
 
 def scores(frame: pd.DataFrame) -> list[str]:
-    """Return a line per system: median and P95 of the absolute errors of the mean values of its rows."""
+    """Return a line for each system: the median and P95, over its rows, of the absolute errors of mean latencies."""
     told = []
     for name, rows in frame[frame["who"] == "measured"].groupby("system", sort=False):
         both = rows.merge(frame[frame["who"] == "ours"], on=KEYS, suffixes=("", "_ours"))
@@ -344,7 +347,10 @@ def scores(frame: pd.DataFrame) -> list[str]:
 
 
 def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
-    """List a load's conditions, errors, and measured and simulated values as lines, with aims for the fitted load."""
+    """Return lines on a load: its conditions, errors, and measured and simulated values.
+
+    Aims judge only the values of the load to which the card's constants were fitted.
+    """
     there = dict.fromkeys(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     lines = [*_behind(load, held), *scores(frame)]
 
@@ -396,7 +402,7 @@ def _tpots(frame: pd.DataFrame, name: str, peak: int) -> str:
 
 
 def _behind(load: Load, held: Held) -> list[str]:
-    """Describe the load, its card, and the constants that were fitted for it."""
+    """Describe the load, its card, and the fitted constants."""
     card = f"{quantities.gpu(GPU).name}, a guess: the card is not named, and is scaled to measured rows"
     if held.peaks:
         ends = f"[{held.low / GIB:.1f} - {held.high / GIB:.1f}], by the first static instance"
@@ -423,6 +429,6 @@ def verdict(met: bool) -> str:
 
 
 def met(notes: Sequence[str]) -> str:
-    """Say how many aims are met, by counting in a run's notes."""
+    """Say how many aims are met, counted in the notes on a load."""
     aims = [note for note in notes if re.search(r": (not )?met\b", note)]
     return f"{sum(': met' in note for note in aims)} of {len(aims)} aims met" if aims else "it has no aims"

@@ -1,8 +1,8 @@
 """The start of a user's own vLLM server: its weights and KV memory, as logged and as simulated.
 
-A log names its release, model, formats, tensor parallel degree, and the settings that were not the defaults. From these
-the simulator computes the weights and, for a card that the user names, the KV memory left beside them. Settings that a
-log does not state are the release's defaults (`engines/costs/servers.toml`).
+A log states the server's release, model, formats, tensor parallel degree, and the settings that were not the defaults.
+From these the simulator computes the weights. For a card that the user names, it also computes the KV memory left
+beside them. Settings that a log does not state are the release's defaults (`engines/costs/servers.toml`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIXTEEN = frozenset({"torch.bfloat16", "torch.float16", "bfloat16", "float16"})
 
 
 class Start(NamedTuple):
-    """A server's start as its log states it; None for a value that no line states."""
+    """The start of a server, as its log states it; None for a value that no line states."""
 
     version: str
     model: str
@@ -149,9 +149,9 @@ class Ours(NamedTuple):
 
 
 def ours(start: Start, model: str | None = None, gpu: str | None = None) -> Ours:
-    """Return the weights that the simulator has for a start and, if `gpu` is given, its settings and KV memory.
+    """Return the simulator's weights for a start and, if `gpu` is given, its settings and KV memory.
 
-    `model` replaces the log's. Raises UserError for a model, a card or a release that we lack.
+    `model` replaces the log's. Raises UserError for an unknown model, card or release.
     """
     shape = _shape(start, model)
     weights = shapes.weight_bytes(shape, start.tp)
@@ -200,7 +200,7 @@ def heads(start: Start, of: Ours, gpu: str | None) -> Iterator[str]:
 
 
 def notes(of: Ours) -> Iterator[str]:
-    """Yield the notes below the table."""
+    """Yield the notes to print below the table."""
     if of.kv_gib is None:
         yield "KV tokens and blocks: of the log's own KV memory; --gpu KIND compares what a card's memory leaves"
 

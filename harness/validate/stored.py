@@ -1,7 +1,7 @@
-"""Stored runs of an engine in real time, and the simulator's runs of the same specs with a cost table.
+"""Stored runs of an engine in real time, and simulated runs of the same specs with a cost table.
 
 `bench validate results/h200/torch --table results/h200/h200-measured.toml` is an example; it prints a line for each
-run. Nothing that was measured in the runs is in the table, unless the caller made the table from them.
+run. The cost table is independent of the runs, unless the caller made it from them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workloads.slo import Absolute, parse
 
 
 class Pair(NamedTuple):
-    """A run and its prediction."""
+    """A stored run, and the simulated run of the same spec."""
 
     spec: Spec
     about: dict[str, Any]
@@ -40,12 +40,12 @@ SLO = "absolute:ttft=0.5,tpot=0.05"
 
 
 def holds(folder: Path) -> bool:
-    """Tell whether a folder holds stored runs."""
+    """Tell whether a folder contains stored runs."""
     return any(folder.glob(f"*/{record.ROWS}"))
 
 
 def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
-    """Yield each stored run of a folder with its prediction; `tell` is called with the runs done and all runs."""
+    """Yield each stored run of a folder with its simulated one; `tell` gets the number of runs done and of all runs."""
     runs, timed = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}")), quantities.machine(table)
     on: dict[str, Any] = {} if timed is None else {"gpu": timed.kind, "host": timed.kind}
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,7 +60,7 @@ def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], No
 
 
 def compare(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]) -> Comparison:
-    """Compare the stored runs of a folder with the simulator; UserError if `rule` is not an SLO in seconds."""
+    """Compare the stored runs of a folder with the simulator. Raises UserError if `rule` is not an SLO in seconds."""
     slo = parse(rule)
     if not isinstance(slo, Absolute):
         raise UserError(f"--slo {rule} needs a base; stored runs are judged by seconds, such as {SLO}")

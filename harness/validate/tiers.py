@@ -1,7 +1,8 @@
-"""Tiers of `bench validate --engine torch`: one takes some 40 minutes; the other takes hours, and only it judges aims.
+"""Plans of `bench validate --engine torch`: a short tier of some 40 minutes, and a full one that also judges aims.
 
-Models are equal, at equal Poisson rates. Each device holds the weights of its part of the models, and KV for a few
-requests of each model, so memory and time are both scarce. An SLO leaves room for a load from the host.
+The full tier takes hours. In both, the models are equal and get equal Poisson rates. Each device has memory for the
+weights of its models and for the KV of a few requests of each. Memory and time are thus both scarce. The SLO allows for
+the time of one load of weights from the host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ AGAIN = 2
 def plan(engine: str, table: str, *, full: bool) -> Plan:
     """Return the plan of the full or the short tier, for the first shape in the cost table.
 
-    Raises UserError if `table` is not a table of devices.
+    Raises UserError if `table` is not a table that `bench calibrate torch` writes.
     """
     measured = quantities.machine(table)
     if measured is None:
@@ -43,7 +44,7 @@ def plan(engine: str, table: str, *, full: bool) -> Plan:
 
 
 def runnable(tier: Plan) -> tuple[Plan, list[str]]:
-    """Return the plan without the systems that these processors cannot run, and a line with the reason for each."""
+    """Return the plan without the systems that this machine cannot run, and a line with the reason for each of them."""
     cores, reasons = len(os.sched_getaffinity(0)), dict[str, str]()
     for count in tier.counts:
         base = tier.spec(count, tier.engine)

@@ -1,14 +1,14 @@
-"""The torch engine timed, for `bench calibrate torch`: rows of scripted runs in real time.
+"""Timing of the torch engine for `bench calibrate torch`: rows of scripted runs in real time.
 
-    prefill    seconds of a step of one prompt
-    decode     seconds from one decode step to the next, so that the engine's own time counts
-    kernels    seconds of the kernels of such steps back to back, on a card: the rest of a step is the engine's
-    beside     prefills or decode steps of models that share a device, a process each, and alone
+    prefill    seconds of a step that prefills one prompt
+    decode     seconds from one decode step to the next, which include the engine's own time
+    kernels    seconds of the kernels of such steps, run back to back on a card without the engine's own time
+    beside     seconds of prefills or decode steps of several models on one device, a process each, and of one alone
     load       seconds of a `Load` by each way of loading, one of which starts a process
 
-A second call on the same folder resumes: runs whose rows stand in its journal are not repeated. If other processes took
-more than MOST_OTHERS of a core during a run, it is tried again, up to TRIES times in all. The last try is kept, and its
-rows say how many cores the others took.
+A second call on the same folder resumes: it does not repeat runs that have rows in the folder's journal. If other
+processes took more than MOST_OTHERS of a core during a run, the run is tried again, up to TRIES times in all. The last
+try is kept, and its rows say how many cores the others took.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Script = Generator[Iterable[Action], Event, None]
 
 
 class Scripted:
-    """A policy that follows a script: a generator that is sent events and yields actions."""
+    """A policy that follows a script: a generator that receives events and yields actions."""
 
     hears = frozenset({Woke, Arrived, Prefilled, Finished, TurnEnded, Done, Load, Evict, Move})
 
@@ -103,7 +103,7 @@ def wait(event_type: type, actions: Iterable[Action] = (), count: int = 1) -> Ge
 
 
 class Bench:
-    """The journal of a folder; `measure` does the runs that are not in it, and adds them."""
+    """Measurements in the journal of a folder; `measure` does a run only if the journal lacks it."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Bench:
             )
 
     def measure(self, run: str, made: Callable[[], tuple[list[Measurement], float]]) -> None:
-        """Do a run and write its rows to the journal, unless they are there."""
+        """Do a run and write its rows to the journal, unless the journal has them already."""
         if any(row.source == run for row in self.book.rows):
             return
         with terminable():
@@ -134,7 +134,7 @@ class Bench:
         self.say(f"{run}: {len(rows)} measurements")
 
     def config(self, models: Iterable[str], of: str) -> Config:
-        """Return a device of `models` that all have the shape `of`."""
+        """Return the configuration of a device with `models`, which all have the shape named `of`."""
         return Config(tuple(Served(m, self.shapes[of]) for m in models), watermark=0.0, **self.given)
 
 
@@ -164,8 +164,8 @@ def measure(
 ) -> list[Measurement]:
     """Make the measurements that a folder lacks, for each shape; return all rows of the folder's journal.
 
-    A card's links have their own rates, whereas those of CPUs are set to given rates. The calls that map pages of a
-    card are timed by the probe, not here. A file beside the journal says which card it is.
+    A card has link rates of its own; an engine on CPUs gets those of `link_gbps`. For a card, the probe and not this
+    function times the calls that map pages. A file beside the journal says which card it is.
     """
     if os.environ.get("DEVICE") == "cuda" and "gpu" not in given and (cards := kind.cards()):
         given = {**given, "gpu": names.gpu(cards[0])}
@@ -244,9 +244,9 @@ def grouped(
 
 
 def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time the kernels of a prefill and of decode steps when they run back to back, without the rest of the step.
+    """Time the kernels of a prefill and of decode steps, run back to back without the rest of the step.
 
-    Each row also has the seconds of the step itself, as `steps` timed it.
+    Each row also has the seconds of the whole step, as `steps` timed it.
     """
     watched, others = grouped(bench, name, KERNELS, AGAIN)
     timed = []
@@ -262,7 +262,7 @@ def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 def side_by_side(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     """Time steps of models of one shape that share a device, each model in a process of its own.
 
-    One model is timed alone, then more of them at once, as long as they fit.
+    First one model is timed alone. Then ever more models run at once, as long as their weights fit.
     """
     config = bench.config([name], name)
     on = kind.kind(config)
@@ -338,7 +338,7 @@ def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) ->
 
 
 def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time a load by each way to load, including the start of a process where the way starts one."""
+    """Time a load by each way of loading; if a way starts a process, the start is included."""
     inst, config = Inst(name, (0,)), bench.config([name], name)
     on, first = kind.kind(config), next(iter(bench.shapes))
     ways = [way for way, how in WAYS.items() if not how.starts or on.starts]
@@ -368,7 +368,7 @@ def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 
 
 def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Measurement], float]:
-    """Time the steps of models alone, and the start of a process, which policies may know; keep no journal."""
+    """Time the steps of models alone, and the start of a process, without a journal; policies may know these times."""
     rows = list[Measurement]()
     with TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), shapes, say, Fields(), {"pool_bytes": 2 * GIB})
@@ -379,7 +379,7 @@ def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list
 
 
 def start_s() -> float:
-    """Return the seconds from the start of a worker's process until it takes orders."""
+    """Return the seconds from the start of a worker's process until it is ready."""
     nursery, memory = Nursery(), os.memfd_create("device")
     try:
         begun_s = time.monotonic()

@@ -1,8 +1,9 @@
-"""The unnamed card of kvcached's runs, fitted on one set of runs of a 7B model; `hosts` writes it to `hosts.toml`.
+"""Fit of the unnamed card of kvcached's runs, to one set of runs of a 7B model; `hosts` writes it to `hosts.toml`.
 
-Its speed is fitted on the first instance of elastic memory at the peaks of `ALONE`, which has the card to itself nearly
-all of its time. The quantum of a turn is fitted to the TPOT of all instances at the peak `BESIDE`, where steps are the
-shortest. Fits that each leave one peak out give a constant's `band`, and the errors on the peaks left out (`held`).
+The card's speed is fitted to the first instance of elastic memory at the peaks in `ALONE`. That instance has the card
+to itself for nearly all of its time. The seconds of a turn (`quantum_s`) are fitted to the TPOT of all instances at the
+peak `BESIDE`, where steps are the shortest. Further fits each leave out one peak. They give the range of each constant
+(`band`) and the errors on the peaks that were left out (`held`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
 
 
 def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]:
-    """Fit the quantum, in steps of 0.1 ms, to the TPOTs of all instances; return it in s with ours / measured."""
+    """Fit the seconds of a turn, in steps of 0.1 ms, to the TPOTs of all instances.
+
+    Return the seconds, and each instance's ratio of simulated to measured TPOT.
+    """
     want = tpot_s(run.rows.assign(who="measured"), "measured", "elastic", BESIDE)
 
     def off(ms: float) -> F8:

@@ -1,4 +1,4 @@
-"""Measured end-to-end runs of real engines (`measured`) beside ours: errors by engine, GPU and metric."""
+"""Simulated beside measured end-to-end runs of real engines (`measured`): errors by engine, GPU and metric."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def ours(
 ) -> list[dict[str, float]]:
     """Simulate each case, and return its measures by the names of `METRICS`; equal settings run once.
 
-    Steps have no noise, as in every fit, unless `draw` is given. `draw` selects one of the seeds of each setting, which
-    vary the arrivals too. `host`, a profile that a fit tries, replaces those of the settings.
+    Without `draw`, steps have no noise, as in every fit. `draw` selects one of several seeds of each setting, which
+    vary the noise and Poisson arrivals. `host` is a profile that a fit tries. It replaces the profiles of the settings,
+    but is ignored if `draw` is given.
     """
     ran: dict[Setting, requests.Rows | None] = {}
     for setting in dict.fromkeys(case.setting for case in cases):
@@ -96,18 +97,19 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
 def unscored(setting: Setting, metric: str) -> str:
     """Return the reason why a metric is left out of the scores; "" if it is scored.
 
-    TTFT of a closed loop on vLLM is left out where the first wave is not counted. No source says whether its clients
-    begin spread out or in a burst, which later waves would repeat. SGLang's slots run in step either way.
+    TTFT of a closed loop on vLLM is left out unless the first wave counts. No source says whether the clients begin
+    spread out or in a burst, a pattern that later waves would repeat. On SGLang, TTFT is scored, because the slots run
+    in step either way.
     """
     waves = isinstance(setting.load, Closed) and not setting.load.first and setting.engine.startswith("vllm")
     return "start unknown" if waves and metric == "ttft" else ""
 
 
 def points(cases: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) -> pd.DataFrame:
-    """Return measured and simulated values: a line for each case and metric, in the order of the cases.
+    """Return measured and simulated values: a row for each case and metric, in the order of the cases.
 
-    `ours` and `error` are without noise. `spread` is the standard deviation over seeds, and `real_spread` that over
-    measured rows of equal conditions, both relative.
+    `ours` and `error` are of a simulation without noise. `spread` is the standard deviation over simulated seeds.
+    `real_spread` is that over measured rows of equal conditions. Both are relative.
     """
     runs = len({case.setting for case in cases})
     told = tell or (lambda _done, _of: None)
@@ -166,10 +168,10 @@ def answer(frame: pd.DataFrame) -> str:
 
 
 def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return a table with a line for each engine, GPU and metric, separately for rows that were fitted and for others.
+    """Return a table with a row for each engine, GPU and metric, separate for fitted rows and for others.
 
-    A line has the number of cases, the median and P95 of the absolute error, and the mean error. The medians of the
-    spreads over seeds and over rows of equal conditions follow, or a dash where there are no spreads.
+    A row has the number of cases, the median and P95 of the absolute error, and the mean error. Then it has the median
+    spread over seeds, and the median spread over measured rows of equal conditions. A dash stands for a missing spread.
     """
     lines: list[tuple[str, ...]] = [HEAD]
     order = frame.assign(at=frame["metric"].map(METRICS.index))
@@ -190,7 +192,7 @@ def _median(values: pd.Series[float]) -> str:
 
 
 def refits(frame: pd.DataFrame) -> list[str]:
-    """Return a line per engine with the aims and with the errors on rows that a refit of its host profile left out."""
+    """Return a line for each engine: its aims, and the errors of refits on the rows that the refits left out."""
     lines = []
     for engine in sorted(frame["engine"].unique()):
         parts = []
@@ -203,9 +205,10 @@ def refits(frame: pd.DataFrame) -> list[str]:
 
 
 def groups(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return lines of quantised models and mixtures: median/P95 of the errors of TPOT and throughput, and the aim.
+    """Return a table of quantised models and mixtures: median/P95 of the errors of TPOT and throughput, and a verdict.
 
-    Throughput is clients x output / E2E. Empty where no such row was read.
+    The verdict says whether the aim is met. Throughput is clients x output / E2E. The table is empty if there is no
+    such row.
     """
     lines: list[tuple[str, ...]] = []
     for group, rows in frame[frame["group"] != ""].groupby("group", sort=True):
@@ -250,9 +253,9 @@ def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
 
 
 def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the `most` cases with the largest errors, a line each.
+    """Return the `most` cases with the largest errors, a row each.
 
-    Errors are compared as ratios of simulated to measured means. The line of a case is that of its worst metric.
+    Errors are compared as ratios of simulated to measured means. A case is represented by its worst metric.
     """
     means = frame[frame["metric"].isin(MEANS) & (frame["unscored"] == "")]
     off = means.assign(off=np.abs(np.log(means["ours"] / means["measured"])))
