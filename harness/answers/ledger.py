@@ -113,7 +113,7 @@ def escaped(text: str) -> str:
 def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
     """Yield a table of statements, and a line that says what their classes mean.
 
-    The row of a statement has its class, the paper's number, our number, and the statement in words.
+    The row of a statement has its class, the paper's number, the number measured here, and the statement in words.
     """
     standing = [s for s in statements if s.stands]
     several = len({_of(s) for s in standing}) > 1
@@ -123,7 +123,7 @@ def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
 
 
 def _here(statement: Statement) -> str:
-    """Return the results that judge a statement, without their intervals.
+    """Return the results on which a statement's class is based, without their intervals.
 
     At most SHOWN are listed; the others are counted.
     """

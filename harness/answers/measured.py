@@ -1,4 +1,4 @@
-"""The text of a study whose claims are about measures: its answer, its setting, tables of measures, then its claims."""
+"""The text of a study whose claims are about measured quantities: its answer, its setting, tables, then its claims."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Table:
 
 
 def section(title: str, heads: Sequence[str], rows: Iterable[str], note: str = "") -> str:
-    """Render rows, which are cells in HTML, as a section of a page whose script sorts them by a column."""
+    """Render table rows, whose cells are HTML, as a section of a page whose script sorts them by a column."""
     head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -223,8 +223,8 @@ def brief(
 ) -> Iterator[str]:
     """Yield lines for a screen: at most MOST lines of at most `room` characters, the tail last.
 
-    With `every`, all lines are yielded as they are. A list of lines is shown whole, or not at all. The first list is
-    shown however long the tail is, up to 2 x MOST lines. A command to repeat ("next: ...") stays in one line.
+    With `every`, all lines are yielded as they are. A list of lines is shown whole, or left out. The first list is
+    shown even if the tail is long, up to 2 x MOST lines. A command to repeat ("next: ...") stays in one line.
     """
     blocks = [[block] if isinstance(block, str) else block for block in lines]
     if every:
