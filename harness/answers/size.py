@@ -42,7 +42,7 @@ MEANS: Mapping[str, str] = {
 
 
 def sentence(sized: Sized) -> str:
-    """Return the answer in a sentence: the fewest GPUs on which every model meets the target, and GPUs saved by sharing."""
+    """Answer in a sentence: the fewest GPUs on which each model meets the target, and GPUs saved by sharing."""
     asked, best = sized.asked, sized.best
     level = f"{100 * asked.target:g} %"
     if best is None:

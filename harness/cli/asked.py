@@ -82,7 +82,7 @@ class Asked:
 
 
 def _default(option: str) -> bool:
-    """Tell whether the running command has an option, and its user left it at the default."""
+    """Tell whether the running command has an option that its user did not set."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and ctx.get_parameter_source(option) is ParameterSource.DEFAULT
 

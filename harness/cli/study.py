@@ -175,8 +175,8 @@ def _figure(measured: Measured) -> str:
 def drawn_at(folder: Path) -> Path:
     """Return the path of a study's figures, without an ending.
 
-    It has the hash in the folder's name. So figures of runs on stand-ins for the traces do not overwrite figures of
-    runs on the real traces.
+    The path has the folder's name, and so its hash. So figures of runs on stand-ins for the traces do not overwrite
+    figures of runs on the real traces.
     """
     return FIGURES / folder.name
 
@@ -265,7 +265,7 @@ class _Cost(NamedTuple):
 def _totals(costs: Sequence[_Cost], how: str) -> Iterator[str]:
     """Yield lines on what is not run, and on the time that all other runs take.
 
-    Simulated runs take time of one core, whose estimate `how` explains. All others take real time.
+    Simulated runs are given in seconds of one core, and `how` explains this estimate. All other runs take real time.
     """
     from harness.run import realtime
 

@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 def room() -> int:
-    """Return the characters of a line on stdout: the terminal's columns, or ROOM in a pipe."""
+    """Return the number of characters that fit a line on stdout: the terminal's columns, or ROOM in a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else ROOM
 
 
@@ -240,5 +240,5 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
 
 
 def _stage(phase: str) -> str:
-    """Return the stage of a phase: the phase's name up to a comma, after which the round follows."""
+    """Return the stage to which a phase belongs: the phase's name before its comma, which a round's number follows."""
     return phase.partition(",")[0]

@@ -168,7 +168,7 @@ def _stem(out: Path | None, name: str) -> Path:
 
 
 def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
-    """Return what is compared, a key of KINDS, by the option --engine or by what the only folder holds."""
+    """Return the kind of comparison, a key of KINDS, from the option --engine or the contents of the only folder."""
     from harness.validate import corun, stored
 
     if engine is not None or len(folders) != 1:

@@ -219,7 +219,7 @@ class _Copies:
         return dict(sorted([*self.here[g].items(), (m, place)], key=lambda x: self.rank[x[0]]))
 
     def load(self, at: Mapping[str, Gpus], shared: str = "", parts: int = 0) -> float:
-        """Return the load of a GPU with the places `at`, if the traffic of model `shared` is split into `parts`."""
+        """Return the load of a GPU with the models in `at`, if the traffic of `shared` is split into `parts`."""
         return sum(self.work(m, p) / (parts if m == shared else len(self.places[m])) for m, p in at.items())
 
     def best(self) -> tuple[str, Gpus] | None:
@@ -268,7 +268,7 @@ def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False)
 
 
 def idlest(model: str, places: Sequence[Gpus], view: View) -> Batch:
-    """Return the batch of a model at that place which has the fewest requests; the first place if several tie."""
+    """Return the batch of a model at its place with the fewest requests; the first such place if several tie."""
     batches = [Batch(Inst(model, place)) for place in places]
     return min(batches, key=lambda batch: sum(view.batch(batch)[:3]))
 
@@ -324,12 +324,12 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, ho
 
     `work` has GPU-seconds per second by model. Groups are formed by tensor-parallel degree, the largest first, on the
     nodes whose GPUs have most memory. The number of a degree's groups follows from its share of the work. It is at
-    least `least`, if there are GPUs for them. It is also at least one for each model of this degree, as long as lower
+    least `least`, if there are enough GPUs. It is also at least the number of models of this degree, as long as lower
     degrees have enough GPUs left for theirs. With `homes` it is at most one for each model, because each model then
     lives in one group. If the cluster has given homes, return their groups instead.
 
     Raises Infeasible if no node holds the largest degree, or GPUs lack room for a model and one longest request. Raises
-    Infeasible also if given homes overlap or have another degree than their model.
+    Infeasible also if given homes overlap, or if the number of GPUs of a home is not its model's degree.
     """
     for m, model in cluster.models.items():
         if max(gpu.mem_bytes for gpu in cluster.gpus) - model.weight_bytes < one_request(model):

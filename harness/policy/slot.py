@@ -48,9 +48,9 @@ class Slot:
         return isinstance(inst.place, tuple) and inst.place[0] in self.gpus
 
     def hold(self, m: str, way: str, *, keep: Container[str] = (), drain: bool = True) -> Iterator[Action]:
-        """Give model `m` the turn: evict other models' weights, except those in `keep`, and load its weights.
+        """Make `m` the model to be served: evict other models' weights, except those in `keep`, and load those of `m`.
 
-        Nothing is loaded if its weights are on the GPUs or on their way to them.
+        Nothing is loaded if the weights of `m` are on the GPUs or on their way to them.
         """
         for old in self.models:
             if old != m and old not in keep:
