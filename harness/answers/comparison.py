@@ -34,7 +34,7 @@ MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
     """Return the first line of a comparison; empty if no contestant fits and has valid runs.
 
-    It says up to which rate the subject (the system in question) keeps its SLOs, and which system serves more or less.
+    It says up to which rate the subject (the system in question) keeps its SLOs, and which systems serve more or less.
     It also names the models and the machine.
     """
     sentence = verdict(measured.table, shown, rule)

@@ -139,14 +139,18 @@ def idle(measured: Measured, shown: Summary) -> list[str]:
 
 
 def _runs(measured: Measured, label: str, rate: float) -> list[Path]:
-    """List the runs of a label at a rate."""
+    """List the folders of a label's runs at a rate scale."""
     here = (pc.field("label") == label) & (pc.field("rate_scale") == rate)
     runs = measured.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
     return [measured.folder.parent / run for run in runs]
 
 
 def _used(run: Path) -> set[int]:
-    """Return the GPUs on which some request of a run was prefilled: `0+1` is a group, `0>1` its first and last ones."""
+    """Return the GPUs on which some request of a run was prefilled.
+
+    In a row, `0+1` is a tensor-parallel group. `0>1` are the first and the last GPU of a request that was prefilled
+    again.
+    """
     rows = record.read_by_pieces(run)
     of = rows.columns(["gpus"]) if isinstance(rows, record.Pieces) else [rows]
     places = {place for piece in of for place in piece["gpus"].unique().to_pylist()}

@@ -86,7 +86,10 @@ class Table:
     # -------------------------------------------------------------- for a paper
 
     def markdown(self, rule: str = " --- ") -> Iterator[str]:
-        """Yield the lines of a Markdown table; `rule` stands below each head. The best cells are bold."""
+        """Yield the lines of a Markdown table; the line below the head has `rule` in each cell.
+
+        The best cells are bold.
+        """
         lines = [self._heads(), *self._marked("**{}**".format, lambda cell: cell)]
         rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
         yield from (rows[0], "|" + f"{rule}|" * len(self.head), *rows[1:])

@@ -84,9 +84,9 @@ def _along_rates(
 def _standings(
     table: pa.Table, panel: Panel, ours: SystemSummary, others: Sequence[SystemSummary], definition: str, level: float
 ) -> dict[str, Standing]:
-    """Return the subject's standing against each other system, keyed by the other's label.
+    """Return the subject's standing against every other system, keyed by that system's label.
 
-    All standings are corrected together.
+    All standings are corrected together for multiple comparisons.
     """
     every = [side_by_side(table, panel, (ours.label, other.label), definition, level) for other in others]
     return dict(zip((other.label for other in others), corrected(every), strict=True))

@@ -95,7 +95,7 @@ def _key(code: CodeType) -> tuple[str, int]:
 
 
 def _refusals(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines of statements that raise Infeasible."""
+    """Yield the numbers of all lines of statements that raise Infeasible."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             name = node.exc.func

@@ -116,7 +116,7 @@ def every_of(names: Sequence[str], but: Sequence[str] = ()) -> list[str]:
 
 
 def complete(names: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., list[str]]:
-    """Return a shell completion from names; with `many` it completes the last part of a list with commas."""
+    """Return a shell completion from names; with `many`, it completes the last entry of a list separated by commas."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
         before, comma, last = typed.rpartition(",") if many else ("", "", typed)

@@ -1,6 +1,7 @@
 """Actions that a policy can order: eight inert values. Semantics: docs/semantics.md.
 
-docs/vocabulary.md is written from these docstrings, from the comments of the fields, and from the example of each.
+docs/vocabulary.md is written from the docstrings of these classes, with their examples, and from the comments on their
+fields.
 """
 
 from __future__ import annotations

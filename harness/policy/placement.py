@@ -20,7 +20,7 @@ def demand(cluster: Cluster, model: str) -> float:
 
 
 def groups(cluster: Cluster, tp: int) -> list[Gpus]:
-    """Return the groups of `tp` GPUs for tensor parallelism, each within one node."""
+    """Return every group of `tp` GPUs within one node, for tensor parallelism; groups may overlap."""
     nodes = [
         [k for k, g in enumerate(cluster.gpus) if g.node == node] for node in sorted({g.node for g in cluster.gpus})
     ]
@@ -61,7 +61,7 @@ def apart(cluster: Cluster) -> dict[str, Gpus]:
 
 
 def _within_node(g: int, tp: int, node_gpus: int) -> int:
-    """Return the first GPU from `g` on with which a group of `tp` GPUs can begin and stay within its node."""
+    """Return the first GPU, `g` or a later one, at which a group of `tp` GPUs can begin without leaving its node."""
     left = node_gpus - g % node_gpus
     return g if tp <= left else g + left
 
@@ -71,11 +71,11 @@ def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Map
 
     by   pressure   heaviest weights first, each where KV demand over free memory stays lowest
          rate       of all placements the one whose busiest GPU has the fewest forecast requests
-         searched   of all placements the one with the lowest largest KV demand over free memory
+         searched   of all placements the one whose largest KV demand over free memory is lowest
 
-    If `pressure` leaves a model without room, the placement is that of `searched`. If the cluster has given homes,
-    return these instead. Raises Infeasible if no placement is found, or if a GPU cannot hold its models in the given
-    homes.
+    If `pressure` leaves a model without room, the placement is that of `searched`. If homes are given
+    (`Cluster.homes`), return these instead. Raises Infeasible if no placement is found, or if a GPU cannot hold its
+    models in the given homes.
     """
     if cluster.homes:
         return given(cluster, elastic)
@@ -282,7 +282,7 @@ def footprint(model: Model, elastic: bool) -> int:
 
 
 def one_request(model: Model) -> int:
-    """Return the KV bytes of one longest request, plus one page."""
+    """Return the KV bytes of one request of the greatest length that is served, plus one page."""
     return model.max_tokens * model.kv_token_bytes + model.page_bytes
 
 

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def refusals(name: str) -> Iterator[str]:
-    """Yield the reasons of `bench check` to refuse a policy, by name or path.
+    """Yield the reasons for which `bench check` refuses a policy; `name` is its name or path.
 
     A policy that is not pure, as its source shows, is refused without being run.
     """
