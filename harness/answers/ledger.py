@@ -19,7 +19,8 @@ UNKNOWN = "nothing is known that is sufficient"
 def markdown(ledger: Ledger) -> Iterator[str]:
     """Yield the ledger as Markdown.
 
-    First come a table of classes by paper and the meaning of each class, then every statement with its comparisons.
+    It begins with a table of classes by paper and the meaning of each class. Every statement follows, with its
+    comparisons.
     """
     yield "# Claims"
     yield ""

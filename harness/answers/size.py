@@ -294,7 +294,7 @@ def _rented(sized: Sized, kind: str, gpus: int) -> str:
 
 
 def _priced(sized: Sized, kind: str, gpus: int | None) -> str:
-    """Return a number of GPUs with its price a day; for None, say that more are needed than may be tried."""
+    """Return a number of GPUs with its price a day; for None, say that the most GPUs that may be tried are too few."""
     if gpus is None:
         return f"> {sized.asked.most} GPUs"
     usd = sized.asked.usd_hour(kind, gpus)

@@ -153,7 +153,7 @@ def section(title: str, heads: Sequence[str], rows: Iterable[str], note: str = "
 def value(cell: str) -> float | None:
     """Return the number by which to sort a cell, or None if the cell does not begin with a number.
 
-    Signs such as "<" may stand before the number.
+    Signs such as "<" may precede the number.
     """
     match = NUMBER.match(cell)
     number = float(match[1].replace(",", "")) if match else None

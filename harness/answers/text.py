@@ -37,7 +37,7 @@ _row = itemgetter("row")  # a panel's row
 
 
 class Shown(NamedTuple):
-    """The input of the text: a study's table, its facts, and the folder of both."""
+    """The input of the text: a study's table, its facts, and the folder in which both are stored."""
 
     table: pa.Table
     about: About
@@ -281,7 +281,7 @@ def _title(about: About, panels: Sequence[Panel]) -> str:
 
 
 def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
-    """Return the label of each system of a panel: its name, its GPU count if not the panel's, and its marks.
+    """Return the label of each system of a panel: its name, its GPU count if the panel has another, and its marks.
 
     The marks are "(unchecked)" and "(checked in part)". MARK is added if all requests of some model miss their SLO,
     even at the least load.

@@ -338,7 +338,7 @@ def capacity(trial: Trial) -> Iterator[Breach]:
     """Check from token times alone that the KV of all requests that run at the same time fits in memory.
 
     A model's KV must fit its Limit. All KV, with the weights of the models that have any, must fit the GPU's memory.
-    From its first token to its last, a request holds KV of its prompt and of all its tokens but the newest. Requests
+    From its first token to its last, a request needs KV for its prompt and for all its tokens but the newest. Requests
     that were preempted are left out. So are runs on real servers, which may preempt requests without reporting it.
     """
     models, have = trial.engine.cluster.models, sum(gpu.mem_bytes for gpu in trial.engine.cluster.gpus)

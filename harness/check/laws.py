@@ -338,7 +338,7 @@ def otherwise(until: Trial) -> Jobs:
 def _to_the_nanosecond(decision: Decision) -> str:
     """Return a decision as text with its times rounded to nanoseconds.
 
-    Sums of the same steps in another order differ by less.
+    Sums of the same durations in another order differ by less than that.
     """
     return re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.9f}", repr(decision))
 

@@ -1,4 +1,4 @@
-"""Shards of studies, and the command that is stored beside an answer: code that several commands share."""
+"""Code that several commands share: shards of studies, and the command that is stored in the folder of its answer."""
 
 from __future__ import annotations
 

@@ -239,7 +239,10 @@ def dry(asked: Study, full: bool, out: Path) -> None:
 
 
 def _aheads(study: Study, panel: Panel, out: Path) -> dict[str, Ahead]:
-    """Return the drain time and base runs that each SLO rule of a panel requires, by rule. Raises UserError."""
+    """Return the drain time and the base runs of each SLO rule of a panel, by rule.
+
+    Raises UserError for a rule that has no seconds for some model.
+    """
     from harness.study import grid
     from harness.study.bases import ahead, check_rule
 

@@ -171,7 +171,7 @@ class Terminal:
         self._bar.update(done - self._bar.n)
 
     def _hint(self, now: float) -> None:
-        """Write the time left beside the bar, if it is estimated from the cost of the runs."""
+        """Write the time left next to the bar, if it is estimated from the cost of the runs."""
         if self._ahead[0] is not None and self._bar is not None:
             self._bar.set_postfix_str(_of_work(*self._ahead, now), refresh=False)
 

@@ -68,7 +68,7 @@ def attention_gpus(shape: Shape, tp: int) -> int:
 def kv_numbers(shape: Shape, tp: int = 1) -> int:
     """Return the number of KV elements of a token on each GPU of a group of `tp`, over all layers.
 
-    Even if one projection makes both keys and values, they count as two vectors, because only keys are rotated.
+    Keys and values count as two vectors even if one projection makes both, because only keys are rotated.
     """
     if shape.latent is not None:
         return shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
@@ -85,7 +85,7 @@ def kept_numbers(shape: Shape) -> int:
 
 
 def alike(shape: Shape) -> tuple[Shape, ...]:
-    """Split a shape's layers into shapes, within each of which all layers have equal attention matrices.
+    """Split a shape by layers into shapes, so that all layers of one shape have equal attention matrices.
 
     The result is the shape itself or, if the heads of sliding layers differ, one shape of the sliding layers and one of
     the others.

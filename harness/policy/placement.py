@@ -28,7 +28,7 @@ def groups(cluster: Cluster, tp: int) -> list[Gpus]:
 
 
 def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
-    """Return the number of GPUs of one kind that suffices for each model to have a separate group, within one node."""
+    """Return how many GPUs of one kind give each model a separate group; each group lies within one node."""
     g = 0
     for model in models.values():
         g = _within_node(g, model.tp, node_gpus) + model.tp
@@ -38,8 +38,9 @@ def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
 def apart(cluster: Cluster) -> dict[str, Gpus]:
     """Give each model a separate group of GPUs: the next free ones.
 
-    If there are several kinds of GPU, take the kind with the least memory that holds the model and one longest request.
-    Raises Infeasible if there are too few GPUs.
+    If there are several kinds of GPU, the model gets GPUs of the kind with the least memory that suffices for it and
+    one longest request. If too few of that kind are free, it gets the next larger kind. Raises Infeasible if there are
+    too few GPUs.
     """
     of: dict[str, list[int]] = {}  # GPUs by kind
     for g, gpu in enumerate(cluster.gpus):

@@ -29,7 +29,7 @@ class Slot:
         return self.cluster.gpus[self.gpus[0]].node
 
     def fits(self, m: str) -> bool:
-        """Tell whether the slot can serve a model: it is the model's home or, without given homes, has enough GPUs."""
+        """Tell whether the slot is the model's home or, if no homes are given, has enough GPUs for the model."""
         homes = self.cluster.homes
         return homes[m] == self.gpus if homes else self.cluster.models[m].tp <= len(self.gpus)
 

@@ -1,6 +1,6 @@
 """The types of policies: models, places, requests, and the facts that are known before the start.
 
-Imports nothing of ours. Times are in seconds, and sizes in bytes per GPU.
+This module imports no other module of the bench. Times are in seconds, and sizes in bytes per GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UserError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the message: one for each argument, which is one mistake."""
+        """The lines of the message: one for each argument. Each argument describes one mistake."""
         return list(map(str, self.args))
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class UserError(Exception):
 
 
 class Unsupported(Exception):
-    """The error that an engine cannot run a system; it names what is missing. The run becomes a skipped row."""
+    """The error that an engine cannot run a system; it names what is missing. The run's row is marked as skipped."""
 
 
 class Infeasible(Exception):
@@ -51,7 +51,7 @@ class Host:
 
 
 class Inst(NamedTuple):
-    """The weights of a model at a place. A policy creates an instance by naming it: nothing declares it first."""
+    """The weights of a model at a place. A policy creates an instance by naming it, without any declaration."""
 
     model: str  # a key of `Cluster.models`
     place: Gpus | Host  # GPUs by their index in `Cluster.gpus`, all of one node
@@ -232,7 +232,8 @@ class Sizes(NamedTuple):
 class Model(NamedTuple):
     """A model as a policy sees it, at one tensor-parallel degree; sizes are bytes on each GPU of its group.
 
-    At first, this is the degree of the model set. An instance has the degree of its place: the number of its GPUs.
+    A policy first gets each model at the degree in the model set. An instance's degree is the number of GPUs of its
+    place.
     """
 
     layers: int  # of its decoder
@@ -277,7 +278,7 @@ class Profile(Protocol):
         ...
 
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
+        """Return the seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in total."""
         ...
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:

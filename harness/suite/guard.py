@@ -27,7 +27,7 @@ NOWHERE = frozenset({os.devnull, "/dev/shm"})
 
 
 def limit(cpu_s: int) -> str:
-    """Set resource limits for this process and its children; return in words how the network is closed to it."""
+    """Set resource limits for this process and its children; return in words how its network access is blocked."""
     most = {
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_AS: MEMORY_BYTES,
