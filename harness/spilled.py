@@ -1,8 +1,8 @@
 """Arrays in a file without a name, so that memory holds only the part of a long trace that is in use.
 
-They are ordinary NumPy arrays over a mapped file. `release` frees their memory, for requests that the clock has passed;
-a later access reads the file again. The files lie in the folder for temporary files (TMPDIR). Each file is deleted with
-the last array that uses it.
+They are ordinary NumPy arrays over a mapped file. When the run's clock has passed some requests, `release` frees the
+memory of their arrays; a later access reads the file again. The files lie in the folder for temporary files (TMPDIR).
+Each file is deleted with the last array that uses it.
 """
 
 from __future__ import annotations

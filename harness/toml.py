@@ -148,8 +148,8 @@ def shown(value: Any) -> str:
 def _validated(kind: Any, data: Any) -> Any:
     """Return parsed TOML converted to a type. UserError names the wrong key.
 
-    It is validated as JSON, whose strict types are those of TOML. Strict validation of Python values would ask for
-    tuples and dataclasses.
+    The data is validated as JSON, whose strict types are those of TOML. Strict validation of Python values would ask
+    for tuples and dataclasses.
     """
     from pydantic import ValidationError
 

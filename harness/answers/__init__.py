@@ -1,1 +1,1 @@
-"""Answers in print: tables, sentences and pages of what rows and studies hold. Nothing is run or estimated here."""
+"""Printed answers: tables, sentences and pages that show stored rows and studies. Nothing is run or estimated here."""

@@ -34,7 +34,7 @@ def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def stated(rows: pa.Table, column: str, word: str) -> list[str]:
-    """Return a line for each label for which `column` states a reason: `word`, the label and the reason."""
+    """Return a line for each label for which `column` has a reason; the line has `word`, the label and the reason."""
     pairs = zip(memo.column(rows, "label"), memo.column(rows, column), strict=True)
     return [f"{word}: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
 

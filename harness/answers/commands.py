@@ -1,4 +1,4 @@
-"""Paths and commands as they would be typed here."""
+"""Paths and commands, written as a user in the working directory would type them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def check_command(system: str) -> str:
 
 
 def again(words: Iterable[str], *options: str) -> str:
-    """Return the `bench` command of `words` with new values for some options.
+    """Return the `bench` command made of `words`, with new values for some options.
 
-    `options` has names and values in turn. A new `--set` replaces only an earlier one of the same key.
+    `options` alternates option names and their new values. A new `--set` replaces only an earlier `--set` of the same
+    key.
     """
     pairs = list(zip(options[::2], options[1::2], strict=True))
     names, keys = {name for name, _ in pairs}, {value.partition("=")[0] for _, value in pairs}
@@ -46,9 +47,9 @@ def again(words: Iterable[str], *options: str) -> str:
 
 
 def options_of(words: Iterable[str], valued: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the words of each option on a command line; those in `valued` take the next word as value.
+    """Yield the name and the words of each option on a command line.
 
-    Any other word is yielded as an option without a value.
+    An option in `valued` takes the next word as its value. Any other word is yielded as an option without a value.
     """
     rest = iter(words)
     for word in rest:
@@ -57,5 +58,5 @@ def options_of(words: Iterable[str], valued: Collection[str]) -> Iterator[tuple[
 
 
 def explain_command(run: Path, rule: str, *options: str) -> str:
-    """Return the command that explains a run by an SLO rule."""
+    """Return the `bench explain` command for a run's folder, with an SLO rule and further options."""
     return shlex.join(["bench", "explain", short_path(run), "--slo", rule, *options])

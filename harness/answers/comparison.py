@@ -34,7 +34,7 @@ MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
     """Return the first line of a comparison; empty if no contestant fits and has valid runs.
 
-    It says up to which rate the subject (the system in question) keeps its SLOs, and which system serves more or less.
+    It says up to which rate the subject (the system in question) keeps its SLOs, and which systems serve more or less.
     It also names the models and the machine.
     """
     sentence = verdict(measured.table, shown, rule)
@@ -90,9 +90,9 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
 
 
 def _loose(measured: Measured) -> Iterator[str]:
-    """Warn of an SLO that is so long that hardly any request can miss it.
+    """Yield a warning if an SLO allows so long a TTFT that hardly any request can miss it.
 
-    This happens if the SLO's P95 base was measured on an overloaded GPU, past the knee.
+    Only SLO rules based on a P95 are checked: it may have been measured on an overloaded GPU, past the knee.
     """
     limits = [(ttft_s, model) for model, (ttft_s, _) in (measured.target.seconds or {}).items()]
     most_s, model = max(limits, default=(0.0, ""))
@@ -102,7 +102,7 @@ def _loose(measured: Measured) -> Iterator[str]:
 
 
 def _plans(measured: Measured) -> bool:
-    """Tell whether some system plans ahead."""
+    """Tell whether some system plans ahead from a forecast of the trace's traffic."""
     return bool(planners(measured.study.systems.values(), measured.study.spec))
 
 
@@ -111,9 +111,10 @@ def _seeds(measured: Measured) -> str:
 
 
 def _prefix_cache(measured: Measured) -> str:
-    """Say whether prefixes are cached.
+    """Say whether the engine caches prefixes.
 
-    If the trace has no ids of blocks, return an empty string, unless the study asks for a prefix cache.
+    If the trace has no ids of prompt blocks, return an empty string, or that reason if the study asks for a prefix
+    cache.
     """
     spec = measured.reference
     if spec.prefix_cache is None:
@@ -218,7 +219,7 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
     """Render a system's value in a column.
 
-    With `spread`, add the interval, but only if a high or a low value of the column counts as better.
+    With `spread`, add the interval, but only in columns in which high values, or low ones, are better.
     """
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
@@ -228,10 +229,10 @@ def terminal(
 ) -> list[str]:
     """Return the lines of the aligned table: titles of groups, heads of columns, then one line per system.
 
-    With `bold`, the best values are bold. `unfit` says of systems whose models do not fit why they do not. They stand
-    below the others, with this text in place of cells. Without `every`, only the brief columns are shown. If a line
-    would be longer than `room` characters, only the last headline column has intervals: the rate, or attainment if
-    there is one rate.
+    With `bold`, the best values are bold. `unfit` has, by label, the reason why a system's models do not fit. Such
+    systems are listed last, with this reason in place of values. Without `every`, only the brief columns are shown. If
+    a line would be longer than `room` characters, only the last headline column has intervals. That column is the rate,
+    or attainment if there is one rate.
     """
     columns = [column for column in shown.columns if every or column.brief]
     systems = [system for system in shown.systems if not system.infeasible]
@@ -245,7 +246,7 @@ def terminal(
 
 
 def whole(shown: Summary) -> Table:
-    """Return the table of all columns. A column's best value is bold if its interval lies apart from all others."""
+    """Return the table of all columns. A column's best value is bold if its interval overlaps none of the others."""
     return _table(shown, shown.systems, shown.columns, shown.decided)
 
 

@@ -73,8 +73,9 @@ def request(
 ) -> Iterator[str]:
     """Yield lines about one request: its SLO, the causes of a miss, its timeline, and its time by cause.
 
-    `parts` are the parts of its timeline; without them, their order is not known. `made_ns` is when the engine made its
-    first token.
+    `parts` are the consecutive parts of the timeline. If they are not known, only the stamps of arrival, admission,
+    first token and end are shown. `made_ns` is the time at which the engine made the first token; None: as the row has
+    it.
     """
     q = row_of(table, rid)
     rows = requests.rows(table.slice(rid, 1))
@@ -112,9 +113,9 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Say whether a run on real servers is valid, what failed, how often servers woke, and who served which model.
+    """Yield lines on a run: its validity (on real servers), failed requests, wake-ups, and the server of each model.
 
-    Yield nothing for other runs.
+    A fact that the run lacks has no line.
     """
     if validity := about.get("verdict"):
         yield validity["text"]
@@ -194,7 +195,7 @@ def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str,
 
 
 def made_of(ns: Mapping[str, int]) -> str:
-    """Render causes with their seconds and shares, the longest first.
+    """Render the seconds of each cause and its share of their sum, the longest first.
 
     A cause with at most 1/10,000 of the total time is left out.
     """

@@ -1,7 +1,7 @@
 """Ideas, each on the condition that was made for it (its world): whether it is ahead there, and which systems beat it.
 
 An idea is a system for which a study claims a ratio on one condition. If a claim names several systems with " or ",
-these are readings of one idea, and the reading with the highest rate stands for it. The idea is compared with every
+these are variants of one idea, and the variant with the highest rate represents it. The idea is compared with every
 other system that ran there, whether or not the claim names that system.
 """
 
@@ -52,9 +52,9 @@ class Idea(NamedTuple):
     def instead(self) -> str:
         """The system to use instead of the idea; empty if there is none.
 
-        Systems ahead of the idea come first, then those ahead at one rate and behind at another, then equal ones. If
-        there are none of these, and the idea does not fit, all systems that fit are candidates. Among candidates of the
-        same kind it is the one with the highest rate.
+        Systems ahead of the idea are preferred, then those ahead at one rate and behind at another, then equal ones. If
+        there are none of these, and the idea does not fit, any system that fits is eligible. Among systems of the same
+        preference, the one with the highest rate is chosen.
         """
         for word in ("behind", "turns", "equal"):
             if names := [name for name, standing in self.others.items() if standing.says.startswith(word)]:

@@ -19,7 +19,8 @@ UNKNOWN = "nothing is known that is sufficient"
 def markdown(ledger: Ledger) -> Iterator[str]:
     """Yield the ledger as Markdown.
 
-    First come a table of classes by paper and the meaning of each class, then every statement with its comparisons.
+    It begins with a table of classes by paper and the meaning of each class. Every statement follows, with its
+    comparisons.
     """
     yield "# Claims"
     yield ""
@@ -113,7 +114,7 @@ def escaped(text: str) -> str:
 def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
     """Yield a table of statements, and a line that says what their classes mean.
 
-    The row of a statement has its class, the paper's number, our number, and the statement in words.
+    The row of a statement has its class, the paper's number, the number measured here, and the statement in words.
     """
     standing = [s for s in statements if s.stands]
     several = len({_of(s) for s in standing}) > 1
@@ -123,7 +124,7 @@ def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
 
 
 def _here(statement: Statement) -> str:
-    """Return the results that judge a statement, without their intervals.
+    """Return the results on which a statement's class is based, without their intervals.
 
     At most SHOWN are listed; the others are counted.
     """

@@ -1,4 +1,4 @@
-"""The text of a study whose claims are about measures: its answer, its setting, tables of measures, then its claims."""
+"""The text of a study whose claims are about measured quantities: its answer, its setting, tables, then its claims."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def answer(about: About, every: Sequence[Verdict]) -> str:
 def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
     """Yield the rows of a measure's table, one per system: the mean over seeds, in a column per condition.
 
-    The measure HELD_RPS is taken over all panels of a condition. Any other measure is taken from the condition's last
-    panel.
+    The measure HELD_RPS, the rate at which a system meets the level, is computed over all panels of a condition. Any
+    other measure is taken from the condition's last panel.
     """
     groups = crossings.by_condition(about.panels)
     yield ["system", *(str(group[0]["name"]) for group in groups)]

@@ -1,4 +1,4 @@
-"""Misses of several runs as a table: their number, the seconds per miss, and the share of these by cause."""
+"""Misses of several runs as a table: their number, the seconds per miss, and each cause's share of these seconds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def table(rows: Sequence[Misses], by: str, *, every: bool = True) -> Table:
     """Return the table of misses, with a note on what its columns mean.
 
     There is a row for each system or, if `by` is "rate", for each rate. Rates come in rising order, systems by rising
-    share of misses. Without `every`, a cause has a column only if its share of some row's seconds is above LEAST.
+    share of misses. Without `every`, a cause gets a column only if some row has more than the share LEAST of its
+    seconds from that cause.
     """
     least = 0.0 if every else LEAST
     shown = [wait for wait in WAITS if any(row.ns.get(wait, 0) > least * sum(row.ns.values()) for row in rows)]

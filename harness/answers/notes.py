@@ -40,7 +40,8 @@ ROOFLINE = 0.01  # share of a step; a smaller one is left out
 def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False) -> Iterator[str]:
     """Yield the lines under the table: the systems that are not in it, its limits, and its findings.
 
-    With `every`, these include the bound on all policies, and caps that limited only controls.
+    With `every`, they include the upper bound for all policies. They then also include engine caps that limited only
+    control systems.
     """
     if every and (above := bound.line(measured.about)):
         yield above
@@ -76,7 +77,7 @@ def failed(measured: Measured, shown: Summary) -> Iterator[str]:
 
 
 def served(measured: Measured, shown: Summary) -> list[str]:
-    """List the server of each model, and results by model; empty where no servers were attached."""
+    """List the server of each model, and results by model; empty unless the engine is `attach`."""
     if fields.asked(measured.reference.engine).name != "attach":
         return []
     runs = (record.meta(measured.folder.parent / run) for run in measured.table.column("run").unique().to_pylist())
@@ -87,9 +88,9 @@ def served(measured: Measured, shown: Summary) -> list[str]:
 
 
 def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
-    """Return, by label, a text on why each system does not fit, and the remedies that make all of them fit.
+    """Return, by label, why each system does not fit, and the remedies that make all of these systems fit.
 
-    The text has the memory that is lacking, and the remedies of that system. A remedy is tried on all seeds, at the
+    Each reason states the lacking memory and the remedies for that system. A remedy is tried on all seeds, at the
     lowest and the highest rate.
     """
     specs: dict[str, dict[tuple[float, int], Spec]] = {}
@@ -119,8 +120,8 @@ def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
 def idle(measured: Measured, shown: Summary) -> list[str]:
     """List the systems that left GPUs without a request in some run at the rate shown, one line each.
 
-    Warm-up and drain are included. Only prefill counts as use, as rows do not tell where a moved request decodes. If
-    requests moved, the line says "prefilled" in place of "served".
+    Warm-up and drain are included. Only GPUs that prefilled a request count as used, because rows do not tell where a
+    moved request decodes. If requests moved, the line says "prefilled" in place of "served".
     """
     lines = []
     for row in shown.systems:
@@ -138,14 +139,18 @@ def idle(measured: Measured, shown: Summary) -> list[str]:
 
 
 def _runs(measured: Measured, label: str, rate: float) -> list[Path]:
-    """List the runs of a label at a rate."""
+    """List the folders of a label's runs at a rate scale."""
     here = (pc.field("label") == label) & (pc.field("rate_scale") == rate)
     runs = measured.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
     return [measured.folder.parent / run for run in runs]
 
 
 def _used(run: Path) -> set[int]:
-    """Return the GPUs on which some request of a run was prefilled: `0+1` is a group, `0>1` its first and last ones."""
+    """Return the GPUs on which some request of a run was prefilled.
+
+    In a row, `0+1` is a tensor-parallel group. `0>1` are the first and the last GPU of a request that was prefilled
+    again.
+    """
     rows = record.read_by_pieces(run)
     of = rows.columns(["gpus"]) if isinstance(rows, record.Pieces) else [rows]
     places = {place for piece in of for place in piece["gpus"].unique().to_pylist()}
@@ -181,10 +186,9 @@ def _refused(measured: Measured, shown: Summary) -> list[str]:
 
 
 def roofline(spec: Spec) -> Iterator[str]:
-    """Yield a line with the models whose decode steps were measured only in part, and the unmeasured share of each.
+    """Yield a line with the models whose decode steps are priced in part by a roofline, and that part's share.
 
-    These are models with quantised formats, experts or latent KV. The time of kernels that were not measured comes from
-    a roofline.
+    The roofline prices kernels that were not measured. Such models have quantised formats, experts or latent KV.
     """
     shares = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
     if shares:
@@ -194,7 +198,7 @@ def roofline(spec: Spec) -> Iterator[str]:
 def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str:
     """Render the A/A line, which compares a system with its copy on other seeds.
 
-    The interval should cover 0. The line is empty if either of the two did not run.
+    The interval of the difference should cover 0. The line is empty if either of the two did not run.
     """
     ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
     n = min(len(ours), len(theirs))
@@ -231,7 +235,8 @@ def why(table: pa.Table, shown: Summary, definition: str) -> str:
 def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[str]:
     """Return a line for each engine cap that limited more than 1 % of a system's steps.
 
-    A line names these systems, with the lowest rate and the share of steps there, and the option that raises the cap.
+    The line names each such system, the rate from which the cap limited it, and the share of its steps. It also has the
+    option that raises the cap.
     """
     lines = []
     for cap in dict.fromkeys(b.cap for b in binding):
@@ -247,7 +252,7 @@ def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[st
 def by_model(scored: pa.Table, rate_scale: float, definition: str) -> Iterator[Table]:
     """Yield the table of models at a rate, over all seeds: offered requests, attainment and latencies.
 
-    Yield nothing if the scores have no rows of single models.
+    Yield nothing if the scores have no rows by model.
     """
     wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
     offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()

@@ -1,8 +1,8 @@
 """The page of a stored answer: a comparison, a study, or `bench size` as one HTML file that loads nothing.
 
-The page is made from the answer's folder alone. Only its table of causes needs the runs too. A page is text, tables and
-SVG figures; a few lines of script sort tables. A content security policy in its head forbids any load, so it opens
-without a network, from a mail or a disk.
+The page is made from the answer's folder alone. Only its table of causes also needs the stored runs. A page is text,
+tables and SVG figures; a few lines of script sort tables. A content security policy in its head forbids any load. So
+the page opens without a network, from a mail or a disk.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _summary(shown: Summary) -> Table:
 
 
 def _head(column: Column) -> str:
-    """Return the head of a column: for a share its name and "%" ("pooled %"), else group and name ("TTFT s P95")."""
+    """Return a column's head: name and "%" for an attainment ("pooled %"), else group and name ("TTFT s P95")."""
     return f"{column.name} %" if column.definition and column.unit == "%" else f"{column.group} {column.name}"
 
 
@@ -198,7 +198,7 @@ def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
 def _seconds(about: About) -> str:
     """Return the limits on TTFT and TPOT of each model.
 
-    If all models have the same limits, they are given once. It is empty if several SLOs judge the study.
+    If all models have the same limits, these are stated once. The text is empty if several SLOs judge the study.
     """
     judges = about.judges
     seconds = slos.target_of(judges[0]).seconds if len(judges) == 1 else None

@@ -1,4 +1,4 @@
-"""A study of ratios in words: a table with a row per condition, and the conditions under which each ratio holds."""
+"""A study of ratios in words: a table with a row per condition, and sentences on which system is ahead where."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str])
 
 
 def _range(standings: Sequence[Standing]) -> str:
-    """Write the range in which the ratios of several cases lie."""
+    """Render the least and the greatest ratio of several standings."""
     c = ranking.cases(standings)
     return NONE if c is None else estimate.span(c.least, c.most, RATIO)
 
@@ -69,7 +69,7 @@ def _range(standings: Sequence[Standing]) -> str:
 def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
     """Yield a line that counts how many verdicts on synthetic traces are confirmed by real logs in the same setting.
 
-    Only cases of a log in which both systems fit count. If logs have no such case for a verdict, it is counted
+    Only cases in which both systems fit are compared. Verdicts for which the logs have no such case are counted
     separately. Yield nothing if no verdict can be compared.
     """
     shares, apart = [], 0
@@ -96,7 +96,7 @@ def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
 
 
 def _short(pair: Standing | None, *, spread: bool) -> str:
-    """Render a standing in a few letters, or "-" if one of the two systems does not fit.
+    """Render the standing of two systems in a few letters, or "-" if one of them does not fit.
 
     With `spread`, intervals and differences are shown.
     """
@@ -108,10 +108,10 @@ def _short(pair: Standing | None, *, spread: bool) -> str:
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: About, over: str) -> str:
-    """Render the rate at which a system holds the level.
+    """Render the highest rate at which a system's attainment reaches the level.
 
-    `over` says whether attainment is over all requests or that of the worst model. If the system fits with no seed,
-    return a word that says so.
+    `over` says whether attainment is over all requests or that of the worst model. If the system's models fit with no
+    seed, return a word that says so.
     """
     gone = by_window.unfit(rows, name)
     if gone and gone.every:
@@ -145,8 +145,8 @@ def sentences(about: About, standings: Standings) -> Iterator[str]:
 def reached(about: About, standings: Standings) -> Iterator[str]:
     """Yield a line for each ratio that a paper states, with two numbers of conditions.
 
-    The first counts the conditions whose whole interval reaches the paper's ratio. The second counts those whose
-    interval contains it.
+    The first number counts conditions whose whole interval is at or above the paper's ratio. The second counts
+    conditions whose interval contains that ratio.
     """
     for claim in claims.claims_of(about):
         pair, paper = (claim.system, claim.over), claim.paper

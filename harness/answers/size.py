@@ -42,7 +42,7 @@ MEANS: Mapping[str, str] = {
 
 
 def sentence(sized: Sized) -> str:
-    """Answer in a sentence: the fewest GPUs on which every model holds the target, and how many GPUs sharing saves."""
+    """Answer in a sentence: the fewest GPUs on which each model meets the target, and GPUs saved by sharing."""
     asked, best = sized.asked, sized.best
     level = f"{100 * asked.target:g} %"
     if best is None:
@@ -64,7 +64,7 @@ def sentence(sized: Sized) -> str:
 
 
 def _share(verdict: Outcome, word: str = "") -> str:
-    """Say what the worst model attains: `m least, 98.7 %`."""
+    """Return the model with the lowest attainment, `word`, and that attainment: `m least, 98.7 %`."""
     name, share = verdict.worst
     return " ".join(filter(None, (name, word, f"{100 * share:.1f} %")))
 
@@ -99,7 +99,7 @@ def cluster(kind: str, gpus: int) -> str:
 
 
 def _next(sized: Sized) -> str:
-    """Name the next best strategy on the same kind of GPU."""
+    """Name the other strategies that need the fewest GPUs of the same kind, and how many they need."""
     assert sized.best is not None
     kind, name, gpus = sized.best
     holding = [
@@ -198,7 +198,7 @@ def _cut(text: str, most: int = 64) -> str:
 def lines(of: Words, homes: int) -> Iterator[str]:
     """Yield all lines to print, the answer first.
 
-    Each of the last `homes` facts is about one GPU. Only the first MOST_HOMES of these are printed.
+    The last `homes` facts are about one GPU each. At most MOST_HOMES of these are printed.
     """
     yield from (of.sentence, of.setting, "", *aligned(of.cells, WIDTH), "")
     most = len(of.facts) - max(0, homes - MOST_HOMES)
@@ -208,13 +208,13 @@ def lines(of: Words, homes: int) -> Iterator[str]:
 
 
 def words(sized: Sized) -> Words:
-    """Return the words of an answer, which are stored with it."""
+    """Return the texts of an answer, which are stored with it."""
     grid = table(sized)
     return Words(sentence(sized), setting(sized), [grid.head, *grid.rows], list(details(sized)))
 
 
 def setting(sized: Sized) -> str:
-    """Say under which conditions the numbers hold: simulated, checked or not, the SLO, the windows of the traffic."""
+    """State the conditions of the numbers: simulated, checked or not, the SLO, the windows of the traffic."""
     asked = sized.asked
     host = str(asked.setting.get("host", Spec("").host))
     marks = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
@@ -225,7 +225,7 @@ def setting(sized: Sized) -> str:
 def _view(view: View) -> str:
     """Name a part of the traffic and its number of windows.
 
-    A whole log in two windows (one of less than two hours) is described as its two halves.
+    If the part is the whole log in several windows, the text names the two halves of the log.
     """
     if view.name == WHOLE and len(view.seeds) > 1:
         return "both halves of the log, each by itself"
@@ -233,7 +233,7 @@ def _view(view: View) -> str:
 
 
 def details(sized: Sized) -> Iterator[tuple[str, str]]:
-    """Yield the lines below the table, as pairs of heading and text. Those on the best strategy come last."""
+    """Yield the lines below the table, as pairs of heading and text. Lines on the best strategy come last."""
     of = {label: str(asked_system(text)["system"]) for label, text in named(sized.asked.systems).items()}
     yield from unchecked(of)
     yield from sized.refused.items()
@@ -251,7 +251,7 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
 
 
 def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[str, str]]:
-    """Yield lines on the best strategy: its attainment and cost, how it grows, and where its models are."""
+    """Yield lines on the best strategy: its attainment, its cost, GPUs for more traffic, and where its models are."""
     views = sized.curves[kind, name].tried[gpus].views
     if len(views) > 1:
         yield "attainment", ", ".join(f"{100 * met.share.mean:.1f} % in the {view}" for view, met in views.items())
@@ -279,7 +279,7 @@ def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[st
 
 
 def _rented(sized: Sized, kind: str, gpus: int) -> str:
-    """Say what is rented and what that costs, with the sources of the prices, or with the kinds of GPU without one."""
+    """State the rented GPUs and their cost, with the sources of the prices or with the kinds that have no price."""
     asked, kinds, bought = sized.asked, mix.names(kind), sized.asked.bought(gpus)
     extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
     rented = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
@@ -294,7 +294,7 @@ def _rented(sized: Sized, kind: str, gpus: int) -> str:
 
 
 def _priced(sized: Sized, kind: str, gpus: int | None) -> str:
-    """Return a number of GPUs with its price a day; for None, say that more are needed than may be tried."""
+    """Return a number of GPUs with its price a day; for None, say that the most GPUs that may be tried are too few."""
     if gpus is None:
         return f"> {sized.asked.most} GPUs"
     usd = sized.asked.usd_hour(kind, gpus)
@@ -318,7 +318,7 @@ def _here(shares: Mapping[str, float], gpu: str, home: Mapping[str, str]) -> str
 
 
 def _tail(tails: Mapping[str, tuple[float, float]], k: int) -> str:
-    """Return the longest P95 of a model: of TTFT (k = 0) or TPOT (1)."""
+    """Return the longest P95 latency of any model, and that model: TTFT if k is 0, TPOT if k is 1."""
     name, unit, factor = (("TTFT", "s", 1.0), ("TPOT", "ms", 1e3))[k]
     of = {model: factor * pair[k] for model, pair in tails.items() if not math.isnan(pair[k])}
     if not of:
@@ -341,7 +341,7 @@ def base(sized: Sized) -> str:
 
 
 def facts(sized: Sized) -> dict[str, Any]:
-    """Return the answer for another program."""
+    """Return the facts of an answer by name, for other programs."""
     asked = sized.asked
     curves = []
     for curve in sized.curves.values():
@@ -402,7 +402,7 @@ def _tried(verdict: Outcome, target: float) -> dict[str, Any]:
 
 
 def why(reason: Why) -> Iterator[str]:
-    """Yield what binds, the cheapest confirmed change, a table of misses by model, and a table of all changes.
+    """Yield which limit binds, the cheapest confirmed change, a table of misses by model, and a table of changes.
 
     All these changes were run.
     """

@@ -86,7 +86,10 @@ class Table:
     # -------------------------------------------------------------- for a paper
 
     def markdown(self, rule: str = " --- ") -> Iterator[str]:
-        """Yield the lines of a Markdown table; `rule` stands below each head. The best cells are bold."""
+        """Yield the lines of a Markdown table; the line below the head has `rule` in each cell.
+
+        The best cells are bold.
+        """
         lines = [self._heads(), *self._marked("**{}**".format, lambda cell: cell)]
         rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
         yield from (rows[0], "|" + f"{rule}|" * len(self.head), *rows[1:])
@@ -139,7 +142,7 @@ class Table:
 
 
 def section(title: str, heads: Sequence[str], rows: Iterable[str], note: str = "") -> str:
-    """Render rows, which are cells in HTML, as a section of a page whose script sorts them by a column."""
+    """Render table rows, whose cells are HTML, as a section of a page whose script sorts them by a column."""
     head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -150,7 +153,7 @@ def section(title: str, heads: Sequence[str], rows: Iterable[str], note: str = "
 def value(cell: str) -> float | None:
     """Return the number by which to sort a cell, or None if the cell does not begin with a number.
 
-    Signs such as "<" may stand before the number.
+    Signs such as "<" may precede the number.
     """
     match = NUMBER.match(cell)
     number = float(match[1].replace(",", "")) if match else None
@@ -223,8 +226,8 @@ def brief(
 ) -> Iterator[str]:
     """Yield lines for a screen: at most MOST lines of at most `room` characters, the tail last.
 
-    With `every`, all lines are yielded as they are. A list of lines is shown whole, or not at all. The first list is
-    shown however long the tail is, up to 2 x MOST lines. A command to repeat ("next: ...") stays in one line.
+    With `every`, all lines are yielded as they are. A list of lines is shown whole, or left out. The first list is
+    shown even if the tail is long, up to 2 x MOST lines. A command to repeat ("next: ...") stays in one line.
     """
     blocks = [[block] if isinstance(block, str) else block for block in lines]
     if every:

@@ -37,7 +37,7 @@ _row = itemgetter("row")  # a panel's row
 
 
 class Shown(NamedTuple):
-    """The input of the text: a study's table, its facts, and the folder of both."""
+    """The input of the text: a study's table, its facts, and the folder in which both are stored."""
 
     table: pa.Table
     about: About
@@ -88,10 +88,10 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
 
 
 def _answer(cells: str, standings: Standings) -> Iterator[str]:
-    """Say which others each system is ahead of, equal to or behind on most panels.
+    """Yield a line that says which other systems each system is ahead of, equal to or behind on most panels.
 
-    Also say against which others it has no verdict. Panels of a single window, which has no interval, have no verdict
-    and do not count.
+    The line also names the systems against which there is no verdict. A panel of a single window has no interval, so it
+    has no verdict and does not count.
     """
     standings = {key: standing for key, standing in standings.items() if standing.says != CASE}
     many = len({cell for cell, *_ in standings})
@@ -123,7 +123,7 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
 
 
 def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str | Table]:
-    """Yield a condition: a table per panel with a row per system; with `every` a table of loads of weights too."""
+    """Yield a condition's text: a table per panel with a row per system; with `every`, loads of weights too."""
     about, axis = shown.about, panels[0]["axis"]
     bounds = about.controls if about.layout == "fleet" else ()  # bring their own number of GPUs
     place, title = _place(about, panels), _title(about, panels)
@@ -158,7 +158,7 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
 
 
 def _place(about: About, panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
-    """Return the columns that distinguish a condition's panels, each with a function for a panel's cell."""
+    """Return the columns in which a condition's panels differ, each with a function that renders a panel's cell."""
     every: dict[str, Callable[[Panel], str]] = {
         "trace": lambda panel: str(panel["trace"]).partition("+")[0],
         "half": lambda panel: str(panel["half"]) or NONE,
@@ -181,11 +181,11 @@ def _heads(shown: Shown, axis: str) -> list[str]:
 
 
 def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Standings) -> list[str]:
-    """Render a system's crossing of the level on a panel, as the cells of its row.
+    """Render the x at which a system's attainment crosses the level on a panel, as the cells of the system's row.
 
-    First come the crossing by the first definition of attainment and the columns that explain it. The crossings by
-    other definitions follow. Unless the axis is GPUs, the last cell says whether the study's first system is ahead of
-    this one.
+    The first cells have the crossing by the first definition of attainment, and the columns that explain it. The
+    crossings by other definitions follow. Unless the axis is GPUs, the last cell says whether the study's first system
+    is ahead of this one.
     """
     about, axis = shown.about, panel["axis"]
     (first, *others), level, style = about.definitions, about.level, STYLES[axis]
@@ -214,7 +214,7 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
 def _standings(shown: Shown) -> Standings:
     """Judge pairs of systems on every panel along rates, scales or models; all verdicts are corrected together.
 
-    The pairs are the first system with each other system. In a study of ratios, they are the pairs of its claims.
+    Each pair is the study's first system and another one. In a study of ratios, the pairs are those of its claims.
     """
     about = shown.about
     if about.layout in {"steps", "matrix"}:
@@ -235,7 +235,10 @@ def _standings(shown: Shown) -> Standings:
 
 
 def _legend(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
-    """Explain the signs that were printed, and the numbers beside them."""
+    """Yield lines that explain the signs of the printed verdicts, and the numbers beside these signs.
+
+    `first` names, in words, the systems whose lead or lag the verdicts state.
+    """
     judged = [s for s in standings.values() if s.says not in {CASE, ranking.NO_ROOM}]
     if judged:
         decided = sum(s.says != ranking.UNDECIDED for s in judged)
@@ -255,7 +258,7 @@ def _legend(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
 
 
 def _at(xs: Sequence[float], axis: str) -> str:
-    """Render several x of an axis, with its unit."""
+    """Render several values of an axis, with its unit."""
     shown = joined([f"{x:.3g}" for x in xs])
     return f"{shown} req/s" if axis in crossings.RATED else f"{AXES[axis]} {shown}"
 
@@ -278,7 +281,7 @@ def _title(about: About, panels: Sequence[Panel]) -> str:
 
 
 def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
-    """Return the label of each system of a panel: its name, its GPU count if not the panel's, and its marks.
+    """Return the label of each system of a panel: its name, its GPU count if the panel has another, and its marks.
 
     The marks are "(unchecked)" and "(checked in part)". MARK is added if all requests of some model miss their SLO,
     even at the least load.
@@ -311,7 +314,7 @@ def _below(rows: pa.Table, name: str, about: About) -> str:
 
 
 def _each_seed(rows: pa.Table, name: str, about: About) -> str:
-    """Render the range, over seeds, of the fewest GPUs by each seed alone."""
+    """Render the range, over seeds, of the fewest GPUs that reach the level, judged by each seed alone."""
     curves = by_window.curves(rows, name, about.definitions[0], "x")
     counts = [statistics.fewest(curve, about.level).at for curve in curves.values()]
     every = sorted(counts, key=lambda e: (e.sign == ">", e.mean))
@@ -320,9 +323,9 @@ def _each_seed(rows: pa.Table, name: str, about: About) -> str:
 
 
 def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
-    """Render an x, and there attainment and the numbers of loads, evictions and moves of weights.
+    """Render a value x of the axis, and at x the attainment and the numbers of loads, evictions and moves of weights.
 
-    Attainment and numbers are means over seeds. The x is the largest sampled one up to that of `_telling`.
+    Attainment and numbers are means over seeds. The value is the largest sampled one up to the result of `_telling`.
     """
     curves = {d: by_window.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))
@@ -340,10 +343,10 @@ def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
 
 
 def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | None:
-    """Return the x at which loads of weights are shown: the panel's `at` if set, else a crossing of the level.
+    """Return the x at which loads of weights are shown: the panel's `at`, else where attainment crosses the level.
 
-    The crossing is the first system's or, in the layout "fleet", that of the system `name`. None if there is no
-    crossing.
+    The attainment is that of the study's first system or, in the layout "fleet", of the system `name`. Return None if
+    it does not cross the level.
     """
     if panel["at"] is not None:
         return float(panel["at"])
@@ -388,9 +391,9 @@ def _parts(shown: Shown) -> list[Ablation]:
 
 
 def _claims(shown: Shown) -> Iterator[str | Table]:
-    """Count the claims of each class.
+    """Yield the number of claims of each class.
 
-    If the paper's numbers are few, they are listed beside our results. With `every`, all claims are listed.
+    If the paper has few numbers, a table lists them beside the results here. With `every`, all claims are listed.
     """
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     stated = [claim for claim in claims.claims_of(shown.about) if claim.paper is not None]
@@ -422,9 +425,9 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
 def _copies(shown: Shown) -> Iterator[str]:
     """Yield the A/A line: how many differences of the first system from its copy have an interval that covers 0.
 
-    The copy runs on other seeds. The line also has the largest difference and its place. It adds the range of
-    attainment of single windows there, which is wide past the knee. Differences of single windows, which have no
-    interval, do not count.
+    The copy runs on other seeds. The line also has the largest difference and its place, and the range of attainment of
+    single windows at that place. Past the knee, this range is wide. Differences of single windows have no interval and
+    do not count.
     """
     name = shown.about.systems[0]
     covers, largest = list[bool](), list[tuple[Estimate, str]]()

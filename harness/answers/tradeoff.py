@@ -1,4 +1,4 @@
-"""Attainment and GPU-hours of each setting, and which setting attains the level on the fewest GPU-hours."""
+"""Attainment and GPU-hours of each setting, and which setting reaches the level with the fewest GPU-hours."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
 
 
 def _answer(settings: Sequence[Held], level: float) -> str:
-    """Say which setting attains the level on the fewest GPU-hours, or comes nearest to it."""
+    """Say which setting reaches the level with the fewest GPU-hours or, if none does, comes nearest to it."""
     if not settings:
         return "ran nowhere"
     if (best := helds.cheapest(settings, level)) is not None:

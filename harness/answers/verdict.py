@@ -1,7 +1,7 @@
-"""The first line of a comparison: the rate up to which one system keeps its SLOs, and which serve more or less.
+"""The first line of a comparison: the highest rate at which one system keeps its SLOs, and who serves more or less.
 
-This system is the subject: the one that the user gave as a file, else the first that was named. Rates are those of all
-requests together ("pooled"). The line adds the rate up to which every single model holds the level, if that differs.
+This system is the subject: the one that the user gave as a file, else the first that was named. Rates are judged on all
+requests together ("pooled"). The line adds the rate up to which every single model meets the level, if that differs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLAT = {  # words for differences at three rates
 def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
     """Return the answer of a comparison as a sentence; None if no contestant fits and has valid runs.
 
-    It says up to which rate the subject holds the level, and which systems serve more or less. It also names another
+    It says up to which rate the subject meets the level, and which systems serve more or less. It also names another
     level at which this order changes. Only contestants that fit and have valid runs count. At a single rate the
     sentence compares attainment. If a curve is flat at the level, or the order changes near it, it compares attainment
     at three rates.
@@ -84,16 +84,16 @@ def _along_rates(
 def _standings(
     table: pa.Table, panel: Panel, ours: SystemSummary, others: Sequence[SystemSummary], definition: str, level: float
 ) -> dict[str, Standing]:
-    """Return the subject's standing against each other system, keyed by the other's label.
+    """Return the subject's standing against every other system, keyed by that system's label.
 
-    All standings are corrected together.
+    All standings are corrected together for multiple comparisons.
     """
     every = [side_by_side(table, panel, (ours.label, other.label), definition, level) for other in others]
     return dict(zip((other.label for other in others), corrected(every), strict=True))
 
 
 def _up_to(e: Estimate | None) -> str:
-    """Say up to which rate a system holds: "up to 8.94 req/s"."""
+    """Return in words the rate up to which a system meets the level: "up to 8.94 req/s"."""
     assert e is not None
     rate = f"{estimate.number(e.mean)} req/s"
     bounds = {"<": f"at no rate that ran, from {rate} on", ">": f"at all rates that ran, up to {rate}"}
@@ -118,7 +118,7 @@ def _named(system: SystemSummary) -> str:
 
 
 def _compared(ours: SystemSummary, theirs: SystemSummary, standing: Standing, key: str, level: float) -> str:
-    """Say in a clause how the subject compares with a system that serves more or less."""
+    """Return a clause that compares the rates of the subject and of another system, or else their attainment."""
     if (ratio := standing.decisive) is None:
         return points(ours.label, _named(theirs), standing, level)
     sure = f", {FEW if standing.says == CASE else ', '.join(filter(None, [standing.says, standing.note]))}"
@@ -136,7 +136,7 @@ def _ratio(ratio: Estimate) -> str:
 
 
 def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
-    """Say why the ratio of two systems' rates does not decide, and compare their attainment at three rates."""
+    """Say why the ratio of two systems' rates gives no verdict, and compare their attainment at three rates."""
     why = standing.note if standing.ratio is None else f"a ratio of rates at {100 * level:g} % does not decide"
     differences = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
     gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(differences)}"
@@ -146,7 +146,7 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 def _turns(
     table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
-    """Yield a clause on the other usual level at which a lead shrinks most, or turns around.
+    """Yield a clause on the other usual level at which a lead shrinks most, or is reversed.
 
     A lead at the comparison's level is the subject's over another system, or another system's over the subject. Yield
     nothing if all leads stay above the factor `pooled.NEAR` at all levels.
@@ -170,7 +170,7 @@ def _turns(
 
 
 def _by_halves(ours: SystemSummary, others: Sequence[SystemSummary], level: float) -> str:
-    """Say which rates the subject and the best other system hold in each half of a real trace."""
+    """State, for each half of a real trace, the rates up to which the subject and its best rival meet the level."""
     halves = []
     for key, name in (("half_0", "first"), ("half_1", "second")):
         best = sorted(others, key=lambda system: -system.mean(key))[:1]

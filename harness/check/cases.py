@@ -1,4 +1,4 @@
-"""The workloads on which systems are checked, each small and hard in one way, and their simulated machines."""
+"""The workloads on which systems are checked, each small and difficult in one way, and their simulated machines."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def _case(
 
 
 def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
-    """Return a config whose GPUs have just enough memory for the idle models and some requests of each.
+    """Return a config whose GPUs just have the memory for the idle models and some longest requests of each model.
 
-    These are `requests` requests of the greatest length for each model.
+    `requests` is the number of these requests for each model; it may be a fraction.
     """
     m = models[0]
     process = machine.memory(Config((m,)), quantities.gpu("h100")).process_bytes[0]
@@ -135,7 +135,7 @@ def _hot(case: Case) -> Case:
 
 
 def _to(case: Case, model: NDArray[Any]) -> Case:
-    """Return a case whose requests go to the models in `model`, with a plan that has each model's new rate."""
+    """Return a case in which request k is for model number `model[k]`, with a forecast of each model's new rate."""
     span_s = float(case.jobs.arrival_s[-1])
     plan = {
         m: case.config.plan[m]._replace(rate_rps=float((model == k).sum()) / span_s)

@@ -177,7 +177,7 @@ def _looked_at_model(m: str, view: View) -> Iterator[tuple[str, str]]:
 def _looked_at_requests(event: Event, view: View, n: int) -> Iterator[tuple[str, str]]:
     """Yield (law, error) for each error in the view of requests.
 
-    The request that has just arrived must be there, and ids outside 0 to n - 1 must not.
+    The view must show the request that has just arrived, and no request with an id outside 0 to n - 1.
     """
     if isinstance(event, Arrived):
         try:
@@ -225,7 +225,7 @@ def inert(name: str) -> Iterator[Breach]:
 
 
 def ends(trial: Trial) -> Iterator[Breach]:
-    """Check that every request ends once, in the state that was reported, and is done if nothing prevents that.
+    """Check that every request ends once, in the state that was reported, and is done unless something prevents that.
 
     The policy may drop requests, and memory may be too small for them. The event for the last end may be missing,
     because the run is over then.
@@ -338,7 +338,7 @@ def capacity(trial: Trial) -> Iterator[Breach]:
     """Check from token times alone that the KV of all requests that run at the same time fits in memory.
 
     A model's KV must fit its Limit. All KV, with the weights of the models that have any, must fit the GPU's memory.
-    From its first token to its last, a request holds KV of its prompt and of all its tokens but the newest. Requests
+    From its first token to its last, a request needs KV for its prompt and for all its tokens but the newest. Requests
     that were preempted are left out. So are runs on real servers, which may preempt requests without reporting it.
     """
     models, have = trial.engine.cluster.models, sum(gpu.mem_bytes for gpu in trial.engine.cluster.gpus)
@@ -352,9 +352,9 @@ def capacity(trial: Trial) -> Iterator[Breach]:
 
 
 def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
-    """Yield (time in ns, model, tokens) for each change in the least KV that requests must hold.
+    """Yield (time in ns, model, tokens) for each change in the least KV that requests must have in memory.
 
-    `tokens` is negative where a request gives its KV back.
+    `tokens` is negative where a request frees its KV.
     """
     for row in trial.rows:
         stamps = [row["arrival_ns"] + ns for ns in row["token_ns"] or ()]
@@ -380,7 +380,7 @@ def refusals(trial: Trial) -> Iterator[Breach]:
 
 
 def able(name: str) -> Iterator[Breach]:
-    """Check that an engine refuses the actions that are not in its `can`."""
+    """Check that an engine refuses actions that need a feature missing from its `can`."""
     asks = beyond(made(name))
 
     def script(event: Event, cluster: Cluster) -> Iterator[Action]:
@@ -398,7 +398,7 @@ def able(name: str) -> Iterator[Breach]:
 
 
 def view(trial: Trial) -> Iterator[Breach]:
-    """Check that a view agrees with itself, knows only requests that came, and never tells output lengths."""
+    """Check that a view is consistent, shows only requests that have arrived, and never reveals output lengths."""
     yield from _seen(trial, "view")
 
 

@@ -95,7 +95,7 @@ def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Move the KV of every other request to a second GPU, which computes its attention there.
+    """Move the KV of every other request to a second GPU, which then computes the attention of that request.
 
     The kernels of model "b" are split into pieces of at most `op_s` seconds.
     """

@@ -12,7 +12,7 @@ from harness.policy.types import UserError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A broken law: where it broke, at which decision, and the command that shows it again."""
+    """A law that a system or an engine breaks: what breaks it, at which decision, and the command that repeats it."""
 
     law: str
     message: str

@@ -1,4 +1,4 @@
-"""The laws that every system must keep: about its file, about each trial, and about two processes."""
+"""The laws that every system must keep: about its file, about each trial, and about two processes that must agree."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def pure(name: str) -> Iterator[Breach]:
 
 
 def named(name: str) -> Iterator[Breach]:
-    """Check that the file has the name of every action that it builds among its strings, as `uses` must list it.
+    """Check that the name of every action that the file builds is a string in the file, because `uses` must list it.
 
-    The lines that no case runs are checked too.
+    Lines that no case runs are checked too.
     """
     try:
         tree = ast.parse(_source(name) or "")
@@ -148,7 +148,7 @@ def fresh_view(trial: Trial) -> Iterator[Breach]:
 
 
 def livelock(trial: Trial) -> Iterator[Breach]:
-    """Check that time passes: each answer ends, and decisions stay below a limit.
+    """Check that time passes: each answer is finite, and the number of decisions stays below a limit.
 
     The limit is 1,000, plus 100 for each request, plus 500 for each second.
     """
@@ -164,18 +164,18 @@ def survives(trial: Trial) -> Iterator[Breach]:
 
 
 def stands(trial: Trial) -> Iterator[Breach]:
-    """Check that orders that were refused for now are issued again, oldest first, when a resource comes free.
+    """Check that actions that were refused for now are issued again, oldest first, when a resource comes free.
 
-    Orders of the type Run are exempt.
+    Actions of the type Run are exempt.
     """
     yield from _noted(trial, "stands")
 
 
 def patient(trial: Trial) -> Iterator[Breach]:
-    """Check that the system does not repeat, when a timer ends, an order that was refused for now.
+    """Check that the system does not answer a timer with an action that was refused for now and that is still pending.
 
-    The loop itself issues that order again. Orders that the system also gives to timers in a run without refusals are
-    exempt.
+    The loop itself issues that action again. Actions with which the system also answers timers in a run without
+    refusals are exempt.
     """
     if not trial.repeats:
         return
@@ -247,8 +247,8 @@ def idle(trial: Trial) -> Iterator[Breach]:
 def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
     """Return the seconds to transfer the weights of all models over one link, one after another.
 
-    The slowest of the ways to load in `uses` counts, or the way from host memory if `uses` has none. Fixed costs of a
-    load are left out.
+    The slowest way to load that `uses` declares is assumed. If `uses` declares none, it is the way from host memory.
+    Fixed costs of a load are left out.
     """
     ladder, models = quantities.ladder(cluster.gpus[0].kind), cluster.models
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]
@@ -338,7 +338,7 @@ def otherwise(until: Trial) -> Jobs:
 def _to_the_nanosecond(decision: Decision) -> str:
     """Return a decision as text with its times rounded to nanoseconds.
 
-    Sums of the same steps in another order differ by less.
+    Sums of the same durations in another order differ by less than that.
     """
     return re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.9f}", repr(decision))
 
@@ -356,7 +356,10 @@ def _noted(trial: Trial, law: str) -> Iterator[Breach]:
 
 
 def _about(trial: Trial, row: Mapping[str, Any], what: str) -> Breach:
-    """Return a breach that concerns a request, at the decision on its arrival if there was one."""
+    """Return a breach that concerns a request; `what` says what is wrong with the request.
+
+    The breach occurs at the decision on the request's arrival, if there was one.
+    """
     r = row["id"]
     at = (k for k, d in enumerate(trial.decisions) if isinstance(d.event, Arrived) and d.event.request.id == r)
     return Breach(f"request {r} of {row['model']} {what}", next(at, None))
@@ -391,7 +394,7 @@ def deterministic(here: Prints, there: Prints) -> Iterator[tuple[str, Breach]]:
 
 
 def prints(trial: Trial) -> list[str]:
-    """Return what two processes compare of a trial: a checksum of each decision, then a hash of all rows."""
+    """Return a trial as hashes that two processes compare: a checksum of each decision, then a hash of all rows."""
     rows = sha256(repr((trial.rows, trial.impossible)).encode()).hexdigest()
     return [*(f"{zlib.crc32(repr(d).encode()):08x}" for d in trial.decisions), rows]
 

@@ -1,8 +1,8 @@
 """The names that a system's file may use: no clock, randomness, threads, I/O or view of the future.
 
-This is an allow-list of names as they are written in the source. A policy runs in the interpreter that also holds the
-lengths of future outputs. So it may not use names by which Python code inspects Python: private attributes of other
-objects, frames, unusual dunders, or attribute names that are computed. Members of modules must be listed here.
+This is an allow-list of names as they are written in the source. The interpreter that runs a policy also contains the
+lengths of future outputs. So a policy may not use names by which Python code inspects Python: private attributes of
+other objects, frames, unusual dunders, or attribute names that are computed. Members of modules must be listed here.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def _within(name: str) -> bool:
 
 @cache
 def members(module: str) -> frozenset[str]:
-    """Return the names that may be used of a module; empty for a module that is not listed."""
+    """Return the names that may be used from a module; empty for a module that is not listed."""
     if _within(module):
         tree = ast.parse((HARNESS / "policy" / f"{module.rpartition('.')[2]}.py").read_bytes())
         parts = (
@@ -348,7 +348,7 @@ def members(module: str) -> frozenset[str]:
 
 @cache
 def ours_hidden() -> frozenset[str]:
-    """Return the private attributes that objects of loops, engines and checks have."""
+    """Return the names of the private attributes that objects of loops, engines and checks have."""
     folders = (HARNESS / name for name in ("loop", "engines", "check"))
     texts = (file.read_text("utf-8") for folder in folders for file in folder.rglob("*.py"))
     return frozenset(name for text in texts for name in re.findall(r"\.(_[a-z]\w*)", text)) - TUPLES

@@ -1,7 +1,7 @@
 """The parts of a system's file that the cases of a check reached: lines of its functions, actions and events.
 
-Laws say nothing about code that no case runs: an error that it would raise breaks no law. Lines that only raise
-Infeasible do not count. They run where models have no room, and such a run states that itself.
+Laws cannot judge code that no case runs: an error in such code breaks no law. Lines that only raise Infeasible do not
+count. They run only where models do not fit, and such a run reports this itself.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Reached:
 
     @property
     def text(self) -> str:
-        """The parts that no trial reached, in words; "" where all were reached."""
+        """The parts that no trial reached, in words; "" if all were reached."""
         events = (f"the event {name}" for name in sorted(self._hears - self._heard))
         parts = [*sorted(self._uses - self._needs), *events]
         if lines := self.lines:
@@ -95,7 +95,7 @@ def _key(code: CodeType) -> tuple[str, int]:
 
 
 def _refusals(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines of statements that raise Infeasible."""
+    """Yield the numbers of all lines of statements that raise Infeasible."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             name = node.exc.func
@@ -117,7 +117,7 @@ def _functions(code: CodeType) -> Iterator[tuple[CodeType, set[int]]]:
 
 
 def _runs(lines: list[int]) -> list[str]:
-    """Return line numbers as texts, in which consecutive lines are joined: 47, 58-66."""
+    """Return line numbers as texts, with consecutive lines joined to ranges: 47, 58-66."""
     runs: list[list[int]] = []
     for line in lines:
         if runs and line == runs[-1][-1] + 1:

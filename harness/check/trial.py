@@ -1,4 +1,4 @@
-"""A trial: a system serves a case in the simulator, and both sides are watched.
+"""A trial: a system serves a case in the simulator, and both the system and the engine are watched.
 
 A `Probe` wraps the system: it records decisions, lends views, and notes what the system does with them. A `Stand` wraps
 the engine: it refuses actions if the case asks for that, and reads memory use after every event.
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
 
 
 def subject(make: Any, preset: str | None, name: str, case: Case) -> Subject:
-    """Return the subject of a case. A system that states how many GPUs it needs (`gpus_needed`) gets that many."""
+    """Return a system in a case. A system that states how many GPUs it needs (`gpus_needed`) gets that many."""
     config = case.config
     if hasattr(make, "gpus_needed"):
         config = replace(config, gpus=make.gpus_needed(machine.cluster(config).models, config.node_gpus))
@@ -94,7 +94,7 @@ def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machi
 
 
 class Held(NamedTuple):
-    """The GPUs that are empty and the models that are loaded, from the time `from_s` on."""
+    """The GPUs that are empty and the models that are loaded, from `from_s` until the next `Held` of a trial."""
 
     from_s: float
     empty: frozenset[int]  # GPUs without KV, and without weights in or under way
@@ -179,7 +179,7 @@ class Probe:
         """Do nothing, because `on` itself records decisions (see Log)."""
 
     def stood(self, note: StandingNote) -> None:
-        """Note an order that the system repeats in answer to a timer while the loop has it to issue again (see Log)."""
+        """Note an action with which the system answers a timer although the loop would issue it again (see Log)."""
         last = self.decisions[-1]
         timer = isinstance(last.event, Woke) and last.event.key != "start"
         if note.fate == "withdrawn" and timer and note.action in last.actions:

@@ -25,9 +25,9 @@ FILES = (
 
 @cache
 def under() -> str:
-    """Return one SHA-256 over the meaning of these files. Recorded rewrites that give the same rows do not change it.
+    """Return one SHA-256 over the meaning of all files that a check depends on, except the system's file.
 
-    The record of rewrites is that of harness/loop/meaning.py.
+    Rewrites that are recorded as giving the same rows do not change it. The record is that of harness/loop/meaning.py.
     """
     rewritten = {ROOT / name for now, _ in meaning.rewrites() for name, _ in now}
     every = {file for pattern in FILES for file in ROOT.glob(pattern)} | {file for file in rewritten if file.is_file()}

@@ -51,11 +51,11 @@ class Asked:
         return (options.FIGURES if self.out is None else self.folder) / name
 
     def study(self, setting: Mapping[str, Any] | None = None) -> Study:
-        """Build the study of a comparison, with `setting` in place of the user's if it is given.
+        """Build the study of a comparison; `setting`, if given, replaces the user's setting.
 
-        `all` in `systems` stands for every system that is not listed. Without `seeds` the study begins with
-        FIRST_SEEDS seeds, and in the simulator it has a budget for more. With --scaling none it has ONCE seeds instead,
-        or one seed if all seeds replay the same requests. Raises UserError if no system is named.
+        `all` in `systems` stands for every system that is not listed. Without `seeds` the study begins with FIRST_SEEDS
+        seeds, and in the simulator it has a budget for more. With --scaling none it has ONCE seeds instead, or one seed
+        if all seeds replay the same requests. Raises UserError if no system is named.
         """
         from harness.study.compare import comparison, filled, repeats
 
@@ -82,7 +82,7 @@ class Asked:
 
 
 def _default(option: str) -> bool:
-    """Tell whether the running command has an option, and its user left it at the default."""
+    """Tell whether the running command has an option that its user did not set."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and ctx.get_parameter_source(option) is ParameterSource.DEFAULT
 

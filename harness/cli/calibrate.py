@@ -144,7 +144,7 @@ def _torch_steps(out: Path | None) -> None:
 
 
 def _folder(folder: Path, gpu: str | None, out: Path | None) -> None:
-    """Write the cost table for the measurements in a folder, which `make gpu` or engine torch on a card made."""
+    """Write the cost table for the measurements in a folder made by `make gpu`, or by engine torch on a card."""
     from harness.calibrate import card, torch
     from workloads.models import shape
 

@@ -57,7 +57,7 @@ def documents() -> dict[str, str]:
 
 
 def filled(path: str, parts: Mapping[str, str]) -> str:
-    """Return the text of a file in which each part stands between the marks with its name.
+    """Return the text of a file with each part inserted between the two marks that have the part's name.
 
     Raises ValueError if the file has no marks.
     """
@@ -110,9 +110,9 @@ def _cards() -> Iterator[str]:
 def regret(name: str, record: Mapping[str, Any] | None) -> str:
     """Return the regret of a system's defaults as text, in percentage points.
 
-    A draw of settings holds a cell if 99 % of requests meet both SLOs there. The regret is the share of cells that the
-    best draw holds, minus the share that the defaults hold. If no draw holds a cell, or the defaults were not drawn,
-    the text says so. It is "" if there is no record.
+    A cell is a (world, rate, seed). A draw of settings passes a cell if 99 % of requests meet both SLOs in it. The
+    regret is the share of cells that the best draw passes, minus the share that the defaults pass. If no draw passes a
+    cell, or the defaults were not drawn, the text says so. It is "" if there is no record.
     """
     if record is None:
         return ""

@@ -116,7 +116,7 @@ def every_of(names: Sequence[str], but: Sequence[str] = ()) -> list[str]:
 
 
 def complete(names: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., list[str]]:
-    """Return a shell completion from names; with `many` it completes the last part of a list with commas."""
+    """Return a shell completion from names; with `many`, it completes the last entry of a list separated by commas."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
         before, comma, last = typed.rpartition(",") if many else ("", "", typed)
@@ -325,9 +325,10 @@ def chosen_streams(ctx: click.Context) -> Any:
 
 
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
-    """Convert a log as the options on its streams and sessions ask, and return the trace's path; stderr says how.
+    """Convert a log by the options on its streams and sessions, and return the path of the trace.
 
-    A text that names no file, and to which no option applies, is the name of a trace and is returned as it is.
+    Stderr says how the log was converted. A text that names no file, and to which no such option applies, is the name
+    of a trace. It is returned as it is.
     """
     how, streams = ctx.meta.get("bench.spread"), chosen_streams(ctx)
     if how is None and streams is None and not Path(text).is_file():

@@ -1,4 +1,4 @@
-"""Shards of studies, and the command that is stored beside an answer: code that several commands share."""
+"""Code that several commands share: shards of studies, and the command that is stored in the folder of its answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--a
 
 
 def keep_command(folder: Path) -> None:
-    """Write this command into the folder of its answer, with only those options that change the answer."""
+    """Write the running command line into the folder of its answer, with only those options that change the answer."""
     from harness.rows import record
 
     line = _without(WITH_VALUE, ALONE) + "\n"

@@ -83,8 +83,8 @@ def compare(
     """Compare systems as `bench compare` does; `setting` has its other options (models, gpus, gpu, served ...).
 
     Defaults are those of the command, except that `seeds` is fixed and `out` is relative to the working directory. If
-    the trace is a log, it is converted, and stderr says how. Stored runs are reused. Raises UserError for what `bench`
-    refuses.
+    the trace is a log, it is converted, and stderr says how. Stored runs are reused. Raises UserError for input that
+    `bench` refuses.
     """
     folder = Path(out).resolve()
     names = systems.split(",") if isinstance(systems, str) else list(systems)
@@ -157,7 +157,7 @@ def size(
 ) -> Answer:  # fmt: skip
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
-    If the trace is a log, it is converted, and stderr says how. Stored runs are reused. Raises UserError for what
+    If the trace is a log, it is converted, and stderr says how. Stored runs are reused. Raises UserError for input that
     `bench` refuses.
     """
     folder = Path(out).resolve()

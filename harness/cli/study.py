@@ -175,8 +175,8 @@ def _figure(measured: Measured) -> str:
 def drawn_at(folder: Path) -> Path:
     """Return the path of a study's figures, without an ending.
 
-    It has the hash in the folder's name. So figures of runs on stand-ins for the traces do not overwrite figures of
-    runs on the real traces.
+    The path has the folder's name, and so its hash. So figures of runs on stand-ins for the traces do not overwrite
+    figures of runs on the real traces.
     """
     return FIGURES / folder.name
 
@@ -239,7 +239,10 @@ def dry(asked: Study, full: bool, out: Path) -> None:
 
 
 def _aheads(study: Study, panel: Panel, out: Path) -> dict[str, Ahead]:
-    """Return the drain time and base runs that each SLO rule of a panel requires, by rule. Raises UserError."""
+    """Return the drain time and the base runs of each SLO rule of a panel, by rule.
+
+    Raises UserError for a rule that has no seconds for some model.
+    """
     from harness.study import grid
     from harness.study.bases import ahead, check_rule
 
@@ -265,7 +268,7 @@ class _Cost(NamedTuple):
 def _totals(costs: Sequence[_Cost], how: str) -> Iterator[str]:
     """Yield lines on what is not run, and on the time that all other runs take.
 
-    Simulated runs take time of one core, whose estimate `how` explains. All others take real time.
+    Simulated runs are given in seconds of one core, and `how` explains this estimate. All other runs take real time.
     """
     from harness.run import realtime
 

@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 def room() -> int:
-    """Return the characters of a line on stdout: the terminal's columns, or ROOM in a pipe."""
+    """Return the number of characters that fit a line on stdout: the terminal's columns, or ROOM in a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else ROOM
 
 
@@ -171,7 +171,7 @@ class Terminal:
         self._bar.update(done - self._bar.n)
 
     def _hint(self, now: float) -> None:
-        """Write the time left beside the bar, if it is estimated from the cost of the runs."""
+        """Write the time left next to the bar, if it is estimated from the cost of the runs."""
         if self._ahead[0] is not None and self._bar is not None:
             self._bar.set_postfix_str(_of_work(*self._ahead, now), refresh=False)
 
@@ -240,5 +240,5 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
 
 
 def _stage(phase: str) -> str:
-    """Return the stage of a phase: the phase's name up to a comma, after which the round follows."""
+    """Return the stage to which a phase belongs: the phase's name before its comma, which a round's number follows."""
     return phase.partition(",")[0]

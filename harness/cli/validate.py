@@ -168,7 +168,7 @@ def _stem(out: Path | None, name: str) -> Path:
 
 
 def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
-    """Return what is compared, a key of KINDS, by the option --engine or by what the only folder holds."""
+    """Return the kind of comparison, a key of KINDS, from the option --engine or the contents of the only folder."""
     from harness.validate import corun, stored
 
     if engine is not None or len(folders) != 1:
@@ -177,7 +177,7 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
 
 
 def _started(log: Path, model: str | None, gpu: str | None) -> None:
-    """Print the weights and KV memory in a server's start-up log beside the simulator's."""
+    """Print the weights and KV memory that a server's start-up log reports, next to the simulator's values."""
     from harness.validate import starts
 
     start = starts.read(log)
@@ -391,7 +391,7 @@ def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
 
 
 def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
-    """Draw each simulated ramp beside its measured run, and print the paths of the figures."""
+    """Draw each simulated ramp together with its measured run, and print the paths of the figures."""
     if not ran:
         return
     from plots import fig_staggered

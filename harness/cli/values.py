@@ -44,7 +44,7 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 
 def listed(option: str, text: str | None, between: str = ",") -> list[str] | None:
-    """Split a list at `between`; None stays None. Raises UserError if the list holds nothing."""
+    """Split a list at `between`; None stays None. Raises UserError for an empty list."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(between) if part.strip()]

@@ -43,7 +43,7 @@ TRIED: Mapping[str, Sequence[Any]] = {  # values tried of an action's field, to 
 
 
 class FieldRow(NamedTuple):
-    """A field of a class, as it stands in the source."""
+    """A field of a class, as the source writes it."""
 
     name: str
     type: str

@@ -1,6 +1,7 @@
 """Actions that a policy can order: eight inert values. Semantics: docs/semantics.md.
 
-docs/vocabulary.md is written from these docstrings, from the comments of the fields, and from the example of each.
+docs/vocabulary.md is written from the docstrings of these classes, with their examples, and from the comments on their
+fields.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Cap the growth of a model's KV on a GPU. What it has already taken stays.
+    """Cap the growth of a model's KV on a GPU. KV that it already has is kept.
 
     Example: `Limit("chat", 0, kv_bytes=8 * GIB)`
     """
@@ -46,7 +47,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Make a request, or all later arrivals of a model, members of a batch. They step once the batch has an open lane.
+    """Put a request, or all later arrivals of a model, into a batch. It is served once the batch has an open lane.
 
     Example: `Admit("chat", Batch(Inst("chat", (0,))))`
     """
@@ -57,7 +58,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give a request up: it ends as `dropped`, and misses its SLOs.
+    """Give up on a request: it ends as `dropped`, and misses its SLOs.
 
     Example: `Drop(17)`
     """
@@ -67,9 +68,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Open a lane. The order stays in force until a later one replaces it.
+    """Open a lane, in which a batch runs one phase, until a later `Run` of the same lane replaces this one.
 
-    `Run(batch)` alone is default continuous batching. With `for_s` or `steps` it is a turn, which `TurnEnded` ends.
+    `Run(batch)` alone is default continuous batching. With `for_s` or `steps`, the lane is open for a limited turn; the
+    event `TurnEnded` reports its end.
 
     Example: `Run(Batch(Inst("chat", (0,))), phase="decode", for_s=0.5, sms=66)`
     """
@@ -99,7 +101,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Set a timer: `Woke(key)` comes at `at_s`. The same key replaces an earlier timer, and infinity cancels it.
+    """Set a timer: `Woke(key)` comes at `at_s`. A later `Wake` with the same key replaces it, and infinity cancels it.
 
     Example: `Wake(view.now_s + 5.0, key="look")`
     """

@@ -15,7 +15,7 @@ Failed = Literal["never", "not now", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """A timer fired. "start" is the first event of all, before the clock starts; loads ordered then take no time.
+    """A timer fired. "start" is the key of the very first event, before the clock starts; its loads take no time.
 
     Example: `Woke("start")`
     """
@@ -85,9 +85,9 @@ class TurnEnded:
 class Done:
     """The end of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
 
-    No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the policy
-    gives a newer action on the same subject (harness/loop/standing.py). All other refusals are sent. A successful end
-    is sent if the action's type is in `hears`.
+    Policies do not receive the refusal "not now". The loop keeps such an action and issues it again when something
+    comes free, until the policy gives a newer action on the same subject (harness/loop/standing.py). All other refusals
+    are sent. A successful end is sent if the action's type is in `hears`.
 
     Example: `Done(Load(Inst("chat", (0,))), "never", "chat needs 90.1 GiB, more than the GPU has")`
     """
@@ -99,7 +99,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Memory or something else came free that an action refused "not now" may have lacked. No policy hears it."""
+    """Memory came free, or another resource that an action refused "not now" may lack. No policy gets this event."""
 
 
 Event = Woke | Arrived | Prefilled | Finished | Preempted | TurnEnded | Done | Freed

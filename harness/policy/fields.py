@@ -1,9 +1,10 @@
 """Fields of a system or an engine that a user may set: each declaration states the default and the allowed values.
 
-order: str = choice("moore-hodgson", "fcfs") the first one is the default idle_s: float = number(45.0, 1, 600) both ends
-belong to the range keep: str = by_model(0, 600) of some models: "a=60 b=0"; of all but some: "*=60 b=0" z: float =
-number(2.0, 0, 5, tuned=True) what its paper leaves open: `bench tune` draws it evict: str = choice("pressure", "out",
-tuned=True, undrawn=("never",)) a part switched off is never drawn
+order: str = choice("moore-hodgson", "fcfs")    the first one is the default
+idle_s: float = number(45.0, 1, 600)            both ends belong to the range
+keep: str = by_model(0, 600)                    for some models: "a=60 b=0"; for all but some: "*=60 b=0"
+z: float = number(2.0, 0, 5, tuned=True)        its paper states no value: `bench tune` draws one
+evict: str = choice("pressure", "out", tuned=True, undrawn=("never",))    "never" switches a part off: never drawn
 
 A user writes NAME[:PRESET][+FIELD=VALUE...]: `chunked:strict+tau=256`, `./mine.py+idle_s=5`,
 `attach+urls=http://a:8000,http://b:8000/v1+key_env=KEY`. A value ends at the next +FIELD=, so it may contain colons,
@@ -89,7 +90,10 @@ def numbers(system: Any, name: str, models: Iterable[str], default: float) -> di
 
 
 def domains(make: type) -> dict[str, Domain]:
-    """Return the domain of each field of a class, in order; without a declaration, it is the type of the default."""
+    """Return the domain of each field of a class, in order.
+
+    A field without a declaration may have any value of its default's type.
+    """
     declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
     stated = {field.name: field.metadata[DOMAIN] for field in declared if DOMAIN in field.metadata}
     takes = inspect.signature(make).parameters
@@ -113,7 +117,7 @@ class Asked(NamedTuple):
 
 
 def asked(text: str) -> Asked:
-    """Parse NAME[:PRESET][+FIELD=VALUE...]. UserError for a field without a value, or one that appears twice."""
+    """Parse NAME[:PRESET][+FIELD=VALUE...]. Raises UserError for a field without a value, or one that appears twice."""
     quoted = [match.span() for match in QUOTED.finditer(text)]
     starts = [match.start() for match in FIELD.finditer(text)]
     starts = [at for at in starts if not any(a < at < b for a, b in quoted)]
@@ -164,7 +168,7 @@ def _written(value: Option) -> str:
 
 
 def values(given: Asked, takes: Mapping[str, Domain], presets: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
-    """Return the fields that are set: those of the preset, then those given one by one.
+    """Return the fields that are set: those of the preset, overridden by the fields in `given`.
 
     Raises UserError for an unknown preset or field, and for a value that the field may not have.
     """

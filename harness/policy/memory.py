@@ -1,4 +1,4 @@
-"""The management of KV memory on GPUs that several models share, for systems whose papers serve one model."""
+"""The choice of a KV memory manager when models share a GPU, for systems whose papers describe only one model."""
 
 from __future__ import annotations
 

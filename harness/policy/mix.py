@@ -56,7 +56,7 @@ def size(gpu: str) -> int:
 
 
 def canonical(gpu: str, name: Callable[[str], str]) -> str:
-    """Return the text of a mix in which each kind has one entry, with the name that `name` returns for it."""
+    """Return a mix as text with one entry for each kind, in which `name` gives the kind's name."""
     if not mixed(gpu):
         return name(gpu)
     renamed = "+".join(f"{name(kind)}*{n}" for kind, n in parts(gpu))
@@ -77,7 +77,7 @@ def copies(gpu: str, gpus: int) -> list[tuple[str, int]]:
 
 @cache
 def kinds(gpu: str, gpus: int) -> tuple[str, ...]:
-    """Return the kind of each GPU of a cluster, in order. Raises UserError as `copies` does."""
+    """Return the kind of each GPU of a cluster, in order. Raises UserError in the same cases as `copies`."""
     return tuple(kind for kind, n in copies(gpu, gpus) for _ in range(n))
 
 
@@ -92,7 +92,7 @@ def nodes(gpu: str, gpus: int, node_gpus: int) -> tuple[int, ...]:
 
 
 def counts(gpu: str, needed: int) -> Iterator[int]:
-    """Yield the possible sizes of a cluster in GPUs, from `needed` on, the least first.
+    """Yield the possible sizes of a cluster in GPUs, in rising order; none is below `needed`.
 
     For a single kind of GPU, yield only `needed` itself.
     """

@@ -1,6 +1,7 @@
 """Options of engines, the meaning of each value, and how a system asks for them: `options = {"kv": "elastic"}`.
 
-If a system does not ask, the first value of an option applies. If an engine lacks the value, the system is skipped.
+If a system asks for no value of an option, the first value applies. If an engine lacks the value, the system is
+skipped.
 """
 
 from __future__ import annotations

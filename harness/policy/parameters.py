@@ -1,6 +1,6 @@
 """Count a decoder's parameters from its dimensions, by group of modules, as in the public checkpoints.
 
-Norms are counted and biases are not: they are below 0.2 % of every shape served here.
+Norms are counted. Biases are not counted: they are below 0.2 % of the parameters of every shape served here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def attention_gpus(shape: Shape, tp: int) -> int:
 def kv_numbers(shape: Shape, tp: int = 1) -> int:
     """Return the number of KV elements of a token on each GPU of a group of `tp`, over all layers.
 
-    Even if one projection makes both keys and values, they count as two vectors, because only keys are rotated.
+    Keys and values count as two vectors even if one projection makes both, because only keys are rotated.
     """
     if shape.latent is not None:
         return shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
@@ -77,7 +77,7 @@ def kv_numbers(shape: Shape, tp: int = 1) -> int:
 
 
 def kept_numbers(shape: Shape) -> int:
-    """Return the number of KV elements that remain of a token once it has left the window of the sliding layers."""
+    """Return the number of KV elements that a token still needs once it has left the window of the sliding layers."""
     if shape.sliding is None:
         return kv_numbers(shape)
     rest = alike(shape)[-1]
@@ -85,7 +85,7 @@ def kept_numbers(shape: Shape) -> int:
 
 
 def alike(shape: Shape) -> tuple[Shape, ...]:
-    """Split a shape's layers into shapes, within each of which all layers have equal attention matrices.
+    """Split a shape by layers into shapes, so that all layers of one shape have equal attention matrices.
 
     The result is the shape itself or, if the heads of sliding layers differ, one shape of the sliding layers and one of
     the others.

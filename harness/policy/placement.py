@@ -20,7 +20,7 @@ def demand(cluster: Cluster, model: str) -> float:
 
 
 def groups(cluster: Cluster, tp: int) -> list[Gpus]:
-    """Return the groups of `tp` GPUs for tensor parallelism, each within one node."""
+    """Return every group of `tp` GPUs within one node, for tensor parallelism; groups may overlap."""
     nodes = [
         [k for k, g in enumerate(cluster.gpus) if g.node == node] for node in sorted({g.node for g in cluster.gpus})
     ]
@@ -28,7 +28,7 @@ def groups(cluster: Cluster, tp: int) -> list[Gpus]:
 
 
 def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
-    """Return the number of GPUs of one kind that suffices for each model to have a separate group, within one node."""
+    """Return how many GPUs of one kind give each model a separate group; each group lies within one node."""
     g = 0
     for model in models.values():
         g = _within_node(g, model.tp, node_gpus) + model.tp
@@ -38,8 +38,9 @@ def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
 def apart(cluster: Cluster) -> dict[str, Gpus]:
     """Give each model a separate group of GPUs: the next free ones.
 
-    If there are several kinds of GPU, take the kind with the least memory that holds the model and one longest request.
-    Raises Infeasible if there are too few GPUs.
+    If there are several kinds of GPU, the model gets GPUs of the kind with the least memory that suffices for it and
+    one longest request. If too few of that kind are free, it gets the next larger kind. Raises Infeasible if there are
+    too few GPUs.
     """
     of: dict[str, list[int]] = {}  # GPUs by kind
     for g, gpu in enumerate(cluster.gpus):
@@ -61,7 +62,7 @@ def apart(cluster: Cluster) -> dict[str, Gpus]:
 
 
 def _within_node(g: int, tp: int, node_gpus: int) -> int:
-    """Return the first GPU from `g` on with which a group of `tp` GPUs can begin and stay within its node."""
+    """Return the first GPU, `g` or a later one, at which a group of `tp` GPUs can begin without leaving its node."""
     left = node_gpus - g % node_gpus
     return g if tp <= left else g + left
 
@@ -71,11 +72,11 @@ def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Map
 
     by   pressure   heaviest weights first, each where KV demand over free memory stays lowest
          rate       of all placements the one whose busiest GPU has the fewest forecast requests
-         searched   of all placements the one with the lowest largest KV demand over free memory
+         searched   of all placements the one whose largest KV demand over free memory is lowest
 
-    If `pressure` leaves a model without room, the placement is that of `searched`. If the cluster has given homes,
-    return these instead. Raises Infeasible if no placement is found, or if a GPU cannot hold its models in the given
-    homes.
+    If `pressure` leaves a model without room, the placement is that of `searched`. If homes are given
+    (`Cluster.homes`), return these instead. Raises Infeasible if no placement is found, or if a GPU cannot hold its
+    models in the given homes.
     """
     if cluster.homes:
         return given(cluster, elastic)
@@ -219,7 +220,7 @@ class _Copies:
         return dict(sorted([*self.here[g].items(), (m, place)], key=lambda x: self.rank[x[0]]))
 
     def load(self, at: Mapping[str, Gpus], shared: str = "", parts: int = 0) -> float:
-        """Return the load of a GPU with the places `at`, if the traffic of model `shared` is split into `parts`."""
+        """Return the load of a GPU with the models in `at`, if the traffic of `shared` is split into `parts`."""
         return sum(self.work(m, p) / (parts if m == shared else len(self.places[m])) for m, p in at.items())
 
     def best(self) -> tuple[str, Gpus] | None:
@@ -268,7 +269,7 @@ def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False)
 
 
 def idlest(model: str, places: Sequence[Gpus], view: View) -> Batch:
-    """Return the batch of a model at that place which has the fewest requests; the first place if several tie."""
+    """Return the batch of a model at its place with the fewest requests; the first such place if several tie."""
     batches = [Batch(Inst(model, place)) for place in places]
     return min(batches, key=lambda batch: sum(view.batch(batch)[:3]))
 
@@ -282,7 +283,7 @@ def footprint(model: Model, elastic: bool) -> int:
 
 
 def one_request(model: Model) -> int:
-    """Return the KV bytes of one longest request, plus one page."""
+    """Return the KV bytes of one request of the greatest length that is served, plus one page."""
     return model.max_tokens * model.kv_token_bytes + model.page_bytes
 
 
@@ -324,12 +325,12 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, ho
 
     `work` has GPU-seconds per second by model. Groups are formed by tensor-parallel degree, the largest first, on the
     nodes whose GPUs have most memory. The number of a degree's groups follows from its share of the work. It is at
-    least `least`, if there are GPUs for them. It is also at least one for each model of this degree, as long as lower
+    least `least`, if there are enough GPUs. It is also at least the number of models of this degree, as long as lower
     degrees have enough GPUs left for theirs. With `homes` it is at most one for each model, because each model then
     lives in one group. If the cluster has given homes, return their groups instead.
 
     Raises Infeasible if no node holds the largest degree, or GPUs lack room for a model and one longest request. Raises
-    Infeasible also if given homes overlap or have another degree than their model.
+    Infeasible also if given homes overlap, or if the number of GPUs of a home is not its model's degree.
     """
     for m, model in cluster.models.items():
         if max(gpu.mem_bytes for gpu in cluster.gpus) - model.weight_bytes < one_request(model):

@@ -1,4 +1,4 @@
-"""Find the placement in which the largest pressure is lowest: among all if they are few, else by local search."""
+"""Find the placement whose largest pressure is lowest: among all placements if they are few, else by local search."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Slot:
         return self.cluster.gpus[self.gpus[0]].node
 
     def fits(self, m: str) -> bool:
-        """Tell whether the slot can serve a model: it is the model's home or, without given homes, has enough GPUs."""
+        """Tell whether the slot is the model's home or, if no homes are given, has enough GPUs for the model."""
         homes = self.cluster.homes
         return homes[m] == self.gpus if homes else self.cluster.models[m].tp <= len(self.gpus)
 
@@ -48,9 +48,9 @@ class Slot:
         return isinstance(inst.place, tuple) and inst.place[0] in self.gpus
 
     def hold(self, m: str, way: str, *, keep: Container[str] = (), drain: bool = True) -> Iterator[Action]:
-        """Give model `m` the turn: evict other models' weights, except those in `keep`, and load its weights.
+        """Make `m` the model to be served: evict other models' weights, except those in `keep`, and load those of `m`.
 
-        Nothing is loaded if its weights are on the GPUs or on their way to them.
+        Nothing is loaded if the weights of `m` are on the GPUs or on their way to them.
         """
         for old in self.models:
             if old != m and old not in keep:

@@ -1,6 +1,6 @@
 """The types of policies: models, places, requests, and the facts that are known before the start.
 
-Imports nothing of ours. Times are in seconds, and sizes in bytes per GPU.
+This module imports no other module of the bench. Times are in seconds, and sizes in bytes per GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UserError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the message: one for each argument, which is one mistake."""
+        """The lines of the message: one for each argument. Each argument describes one mistake."""
         return list(map(str, self.args))
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class UserError(Exception):
 
 
 class Unsupported(Exception):
-    """The error that an engine cannot run a system; it names what is missing. The run becomes a skipped row."""
+    """The error that an engine cannot run a system; it names what is missing. The run's row is marked as skipped."""
 
 
 class Infeasible(Exception):
@@ -51,14 +51,14 @@ class Host:
 
 
 class Inst(NamedTuple):
-    """The weights of a model at a place. A policy creates an instance by naming it: nothing declares it first."""
+    """The weights of a model at a place. A policy creates an instance by naming it, without any declaration."""
 
     model: str  # a key of `Cluster.models`
     place: Gpus | Host  # GPUs by their index in `Cluster.gpus`, all of one node
 
 
 class Batch(NamedTuple):
-    """Requests that step together. A batch outlives its weights. A (Batch, Phase) is a lane, the unit that runs."""
+    """Requests of one instance that share steps. A batch outlives its weights. A lane is a (Batch, Phase): it runs."""
 
     inst: Inst  # the weights with which they step
     tag: int = 0  # tells batches of one instance apart
@@ -79,9 +79,9 @@ class Prefix(NamedTuple):
     """The blocks of each prompt that others may share, as ids: request r has ids[offsets[r] : offsets[r + 1]].
 
     Only whole blocks of `block_tokens` tokens have an id, from the prompt's start: floor(prompt_tokens / block_tokens)
-    of them, or none where a request's content is not known. Two blocks of one model have equal ids if and only if their
-    tokens, and all tokens before them in their prompts, are the same. So requests share the leading ids that they have
-    in common.
+    of them, or none if a request's content is not known. Two blocks of one model have equal ids if and only if their
+    tokens, and all tokens before them in their prompts, are the same. So two requests share the blocks at the start of
+    their prompts whose ids are equal.
     """
 
     block_tokens: int
@@ -95,11 +95,11 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """A workload as arrays, one element a request, sorted by arrival: what an engine replays.
+    """A workload as arrays with one element for each request, sorted by arrival. Engines replay it.
 
-    `model` indexes `models`. `output_tokens` is the truth that only engines see. In a closed loop, `after` is the
-    index of an earlier request. The later request arrives `think_s` after its client has the end of the earlier one
-    (done, dropped or failed). Its `arrival_s` is infinite, and the engine reports the arrival.
+    `model` indexes `models`. `output_tokens` has the true lengths, which only engines see. In a closed loop, `after` is
+    the index of an earlier request. The later request arrives `think_s` seconds after its client learns that the
+    earlier one ended (done, dropped or failed). Its `arrival_s` is infinite, and the engine reports the arrival.
     """
 
     models: tuple[str, ...]
@@ -122,7 +122,7 @@ class Jobs:
         return tuple(getattr(self, field.name) for field in fields(self)[1:-1])
 
     def part(self, begin: int, end: int) -> Jobs:
-        """Return the requests `begin` to before `end`, without prefixes and without the links of closed loops."""
+        """Return the requests from index `begin` to before `end`, without prefixes and the links of closed loops."""
         return Jobs(self.models, *(rows[begin:end] for rows in self.columns[:6] if rows is not None))
 
     def first(self, n: int) -> Jobs:
@@ -133,7 +133,7 @@ class Jobs:
 
 
 class Format(NamedTuple):
-    """A number format of weights, and the bytes of a parameter with its share of the scales.
+    """A number format of weights, and the bytes of one parameter including its share of the scales.
 
     If a group of modules mixes formats, `name` is the format of most of its bytes, and `weight_bytes` is the mean.
     """
@@ -155,7 +155,7 @@ class Formats(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """A mixture of experts. In some layers, a token's FFN is `top` of `routed` experts and the shared ones."""
+    """A mixture of experts. In `layers` layers, a token's FFN is `top` of `routed` experts plus the shared ones."""
 
     layers: int  # with experts; the others have the shape's dense FFN
     routed: int  # experts of a layer
@@ -232,7 +232,8 @@ class Sizes(NamedTuple):
 class Model(NamedTuple):
     """A model as a policy sees it, at one tensor-parallel degree; sizes are bytes on each GPU of its group.
 
-    At first, this is the degree of the model set. An instance has the degree of its place: the number of its GPUs.
+    A policy first gets each model at the degree in the model set. An instance's degree is the number of GPUs of its
+    place.
     """
 
     layers: int  # of its decoder
@@ -270,14 +271,14 @@ class Plan(NamedTuple):
 
 
 class Profile(Protocol):
-    """The seconds that policies may query: a calibrated cost table or a noisy copy of it, never the simulator."""
+    """Estimated seconds that policies may query: a calibrated cost table or a noisy copy of it, never the simulator."""
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         """Return the seconds of a prefill of one prompt alone on its GPUs."""
         ...
 
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
+        """Return the seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in total."""
         ...
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:

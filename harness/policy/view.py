@@ -13,7 +13,7 @@ Transit = Literal["none", "waiting", "moving"]  # waiting: a Move waits for memo
 
 
 class BatchState(NamedTuple):
-    """Counts of a batch's members, and counters since the start (take differences)."""
+    """Counts of a batch's members, and counters since the start of the run (subtract two readings)."""
 
     waiting: int  # prefill not begun
     decoding: int  # KV whole and here, or attended where it is
@@ -57,14 +57,14 @@ class View(Protocol):
         ...
 
     def weights(self, inst: Inst) -> Weights:
-        """Return the state of an instance's weights, on the way to its GPUs or into the memory of its host.
+        """Return the state of an instance's weights at its place: on its GPUs, or in the memory of its host.
 
         Example: `view.weights(Inst("chat", (0,))) == "in"`
         """
         ...
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return a GPU's instances whose `weights` are not "out", in order of `Load`; for a host, those that it holds.
+        """Return a GPU's instances whose `weights` are not "out", in order of `Load`; for a host, those in its memory.
 
         Example: `view.insts(0)`
         """
@@ -73,8 +73,8 @@ class View(Protocol):
     def free_bytes(self, home: int | Host) -> int:
         """Return the free bytes, without the engine's reserve and the memory promised to waiting loads and moves.
 
-        A request takes its KV when the engine begins its prompt: a request that was admitted and waits has taken none
-        yet.
+        A request takes KV memory when the engine begins its prompt. An admitted request that still waits has taken
+        none.
 
         Example: `view.free_bytes(0)`
         """

@@ -1,4 +1,4 @@
-"""The card of an entry, as text, JSON and one HTML page, and the small pieces of HTML that the table's page shares."""
+"""The card of an entry, as text, JSON and one HTML page, and pieces of HTML that the table's page uses too."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ WIDTH, HEIGHT, LEAST = 200.0, 90.0, 0.8  # a curve's size in SVG units; attainme
 
 
 def figure(row: Row, label: str) -> str:
-    """Draw attainment over the rate as a small SVG curve, with a line across at 99 %."""
+    """Draw attainment over the rate as a small SVG curve, with a horizontal line at 99 %."""
     points: Sequence[Sequence[float]] = row["curve"]
     most = max(x for x, _ in points)
 

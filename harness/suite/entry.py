@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def refusals(name: str) -> Iterator[str]:
-    """Yield the reasons of `bench check` to refuse a policy, by name or path.
+    """Yield the reasons for which `bench check` refuses a policy; `name` is its name or path.
 
     A policy that is not pure, as its source shows, is refused without being run.
     """
@@ -103,7 +103,7 @@ def refusals(name: str) -> Iterator[str]:
 
 
 def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
-    """Run a scenario and return its row; a policy that decides too slowly runs again and is charged.
+    """Run a scenario and return its row; if the policy decides too slowly, run it again and charge its decisions.
 
     A policy is too slow if its mean decision takes more than ALLOWANCE times the time that it declares or that the
     suite allows, whichever is longer. In the second run each decision takes the time that is charged. A policy with
@@ -139,9 +139,10 @@ def unified(setup: Setup) -> bool:
 
 
 def charge(mean_s: float, budget_s: float) -> float:
-    """Return the seconds charged per decision: 0 up to ALLOWANCE times `budget_s`, else `mean_s` rounded up.
+    """Return the seconds charged per decision, given a decision's mean time.
 
-    The mean is rounded up to the budget times a power of 2.
+    Nothing is charged if the mean is at most ALLOWANCE times `budget_s`. Otherwise it is the mean, rounded up to the
+    budget times a power of 2.
     """
     return 0.0 if mean_s <= ALLOWANCE * budget_s else budget_s * 2.0 ** math.ceil(math.log2(mean_s / budget_s))
 
@@ -157,8 +158,8 @@ def decisions(measured: Measured) -> tuple[float, float]:
     """Return the mean processor time of a decision in seconds, and the number of decisions per request.
 
     The mean leaves out each run's slowest decision, which is the first one: it searches for a placement before the
-    window. Decisions are measured in wall time. To get processor time, this is multiplied by the run's ratio of
-    processor time to wall time.
+    window. Decisions are measured in wall time. This time is multiplied by the run's ratio of processor time to wall
+    time.
     """
     sides = [record.side(measured.folder.parent / run) for run in measured.about.runs]
     sides = [side for side in sides if side.get("policy_calls")]

@@ -1,7 +1,7 @@
 """Limits of a process that runs a stranger's policy: processor time, memory, files, network, other processes.
 
-The kernel enforces the limits of resources. It also cuts off the network, if it lets a user make a namespace. An audit
-hook of Python, which cannot be removed again, refuses the rest: writes outside of the process's own folders,
+The kernel enforces the limits of resources. If it lets a user create a network namespace, it also cuts off the network.
+An audit hook of Python, which cannot be removed again, refuses the rest: writes outside of the process's own folders,
 connections and new processes. Machine code could bypass the hook, so `bench check` refuses a policy that tries to use
 any.
 """
@@ -27,7 +27,7 @@ NOWHERE = frozenset({os.devnull, "/dev/shm"})
 
 
 def limit(cpu_s: int) -> str:
-    """Set resource limits for this process and its children; return in words how the network is closed to it."""
+    """Set resource limits for this process and its children; return in words how its network access is blocked."""
     most = {
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_AS: MEMORY_BYTES,

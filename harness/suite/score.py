@@ -1,7 +1,7 @@
 """Scores of policies on the suite: each entry runs in a process of its own, which reports rows.
 
-    share of the best    highest rate that holds the level, over the best of any shipped system, which is frozen
-    total                mean of these shares; 0 for a scenario in which a model was not served, or the level not held
+    share of the best    highest rate that meets the level, divided by a frozen rate: the best of the shipped systems
+    total                mean of these shares; a share is 0 if a model was not served, or no rate meets the level
 
 Runs of an interrupted entry stay stored, as do finished rows, under the digests of version, entry, code and beacon.
 """
@@ -283,8 +283,8 @@ def standing(row: Row, scenario: Scenario) -> Row:
 def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
     """Return the mean over scenarios of the share of the best known rate, with the ends of its interval.
 
-    The interval takes the errors of scenarios as independent. An end is None if some row has no such end. All three are
-    None if some row's share is unknown.
+    The interval assumes that the errors of scenarios are independent. An end is None if some row has no such end. All
+    three are None if some row's share is unknown.
     """
     shares = [row["share"] for row in rows]
     if not shares or any(share is None for share in shares):
@@ -301,7 +301,7 @@ def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None
 
 
 def bounds(suite: Suite, beacon: str, out: Path) -> dict[str, float]:
-    """Return for each scenario the rate above which no policy can hold the level; the answers are stored in `out`.
+    """Return for each scenario the rate above which no policy can meet the level; the answers are stored in `out`.
 
     A scenario is left out if its search ends without a bound, for example because the search would need more requests
     than a window may have.

@@ -1,8 +1,8 @@
 """The suite: versions of a fixed test as data, each with inputs and a digest that never change.
 
-`suite-1.toml` is a version: scenarios, each a question with a model set, a generator of traffic, GPUs, an SLO and the
-rate at which its search begins. `FROZEN` holds the SHA-256 of each version, and a file that differs is refused. Scores
-of different versions never stand in one table. A change is a new file, `suite-2.toml`.
+`suite-1.toml` is a version. It lists scenarios; each has a model set, a generator of traffic, GPUs, an SLO and the rate
+at which its search begins. `FROZEN` holds the SHA-256 of each version, and a file that differs is refused. One table
+never has scores of different versions. A change is a new file, `suite-2.toml`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def frozen(version: str, path: Path, digest: str) -> None:
 def first_seed(suite: Suite, scenario: Scenario, beacon: str) -> int:
     """Return the first of a scenario's consecutive seeds, each of which draws a trace.
 
-    It is PUBLIC without a beacon. With one it is the first bytes of a SHA-256 of the beacon, the version and the
+    Without a beacon, it is PUBLIC. With a beacon, it is the first bytes of a SHA-256 of the beacon, the version and the
     scenario's name.
     """
     if not beacon:
