@@ -91,7 +91,7 @@ def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
 
 
 def _shifted(rows: pa.Table, shift_s: Mapping[str, float]) -> tuple[pa.Table, list[str]]:
-    """Shift the requests of some streams or gateways in time; return the table sorted by arrival, and notes for a message.
+    """Shift the requests of some streams or gateways in time; return the table sorted by arrival, and notes to show.
 
     If a request would arrive before 0, all requests are moved later so that the first one arrives at 0.
     """

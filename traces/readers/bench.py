@@ -1,7 +1,7 @@
 """Rows of a run of this bench (requests.parquet): what was offered in its window.
 
 Requests of the warm-up, which are copies of others, are left out and counted. A request that ended early keeps the
-output that was asked for.
+number of output tokens that was asked for.
 """
 
 from __future__ import annotations
