@@ -26,7 +26,7 @@ expand = _otel.spans
 
 
 def skip(span: Record) -> str | None:
-    """Return the reason to leave a call out, "" for a span that is not a model call, and None for a call that is kept."""
+    """Return the reason to leave a call out, "" for a span that is no model call, and None for a call that is kept."""
     operation = span.get("gen_ai.operation.name")
     operation = operation if isinstance(operation, str) else "chat"
     if span["name"] == "llm_request" or not any(name.startswith("gen_ai.") for name in span) or operation in AGENTS:
