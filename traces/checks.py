@@ -25,7 +25,7 @@ def times(seconds: NDArray[np.float64], where: Where, column: str, way_out: str)
 
 
 def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
-    """Raise UserError for a time beyond `MOST_S`."""
+    """Raise UserError for a time later than `MOST_S` seconds."""
     _none(seconds > MOST_S, seconds, where, column, f"later than {MOST_S:g} s")
 
 

@@ -365,7 +365,7 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _ids(source: Source, columns: Mapping[str, str]) -> pa.Array:
-    """Return the file's request ids if they are whole numbers, else number the rows from 0."""
+    """Return the file's request ids if they are whole numbers, else numbers of the rows from 0."""
     if "request_id" in columns:
         with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return source.columns[columns["request_id"]].cast(pa.uint64())

@@ -75,7 +75,10 @@ def draw(name: str | Preset, seed: int) -> Drawn:
 
 
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
-    """Draw a preset's trace as a canonical table; `fit` is its verdict of `traces.realism`, for the metadata."""
+    """Draw a preset's trace as a canonical table.
+
+    `fit` goes into the table's metadata: the verdict of `traces.realism` on the preset.
+    """
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
     model = pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string()))
@@ -105,9 +108,9 @@ def _poisson(p: Preset, seed: int) -> Drawn:
 
     All draws come from one generator. Stored results depend on the order of the draws, so each preset keeps its order:
 
-    hot-cold   the count and then the stamps of each stream in turn; then lengths
-    power-law  all counts, at least 1 each, then all stamps; then lengths
-    poisson    the count of its one stream, then lengths, then stamps
+    hot-cold   the count and then the times of each stream in turn; then lengths
+    power-law  all counts, at least 1 each, then all times; then lengths
+    poisson    the count of its one stream, then lengths, then times
     """
     draw = np.random.default_rng(seed)
 
@@ -271,9 +274,9 @@ def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stre
 
 
 def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
-    """Return each request's model after random permutations of the models, one for each period of `drift_s`.
+    """Return each request's model, where models swap their streams at random.
 
-    In the first period no model changes.
+    Each period of `drift_s` after the first has its own random permutation of the models.
     """
     period = (arrival_s // p.drift_s).astype(np.int64)
     owner = [np.arange(p.models, dtype=np.int32)]

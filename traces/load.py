@@ -85,7 +85,7 @@ class Trace:
     def first(self, n: int) -> Trace:
         """Return the first n requests as a trace whose period ends at the arrival of request n + 1.
 
-        This is only for a trace with more than n requests and without shared prefixes.
+        Valid only for a trace with more than n requests and without shared prefixes.
         """
         columns = ("arrival_s", "model", "prompt_tokens", "output_tokens", "src_row")
         tenant = None if self.tenant is None else self.tenant[:n]
@@ -190,7 +190,7 @@ class Family(NamedTuple):
 
     @property
     def generator(self) -> str:
-        """The name of a generator that draws traces of this member's kind. Raises UserError if none does."""
+        """The name of the generator that draws traces of this member's kind. Raises UserError if there is none."""
         scales = {(1.0, 1.0): "", (2.0, 1.0): "+lengths=sharegpt-ix2", (1.0, 2.0): "+lengths=sharegpt-ox2"}
         if (lengths := scales.get((self.prompt_x, self.output_x))) is None:
             raise UserError(f"{self.label} is not here, and no generator draws its lengths")

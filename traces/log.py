@@ -162,7 +162,7 @@ def _name(model: Any) -> str | None:
 
 
 def blank(value: Any) -> bool:
-    """Tell whether a value of a log is missing, or nothing but spaces."""
+    """Tell whether a value of a log is None, or text without anything but spaces."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 

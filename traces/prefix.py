@@ -80,7 +80,7 @@ def picked(prefix: Prefix, row: I8) -> Prefix:
 
 
 def numbered(*keys: NDArray[Any]) -> I8:
-    """Number the distinct tuples of `keys` from 0, and return the number of each row's tuple."""
+    """Return a number for each row's tuple of `keys`; distinct tuples are numbered from 0."""
     number = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         code = np.unique(key, return_inverse=True)[1].astype(np.int64)

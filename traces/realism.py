@@ -126,7 +126,7 @@ def pick(value: Any, row: Statistic) -> float:
 
 
 def measure(draw: Trace, target: Target) -> dict[Statistic, float]:
-    """Return a draw's value of each statistic that the target has, as the mean over the draw's windows."""
+    """Return the value that a draw has of each statistic of the target: the mean over the draw's windows."""
     each = [stats(window) for window in _windows(draw, target)]
     return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 
@@ -168,7 +168,7 @@ def table(
 ) -> Iterator[tuple[str, ...]]:
     """Yield a heading, and a row of cells for each statistic.
 
-    The cells are the name, the target, the mean of the draws, its deviation, this draw and a note.
+    The cells are the name, the target, the mean over draws, its deviation, the value of this draw, and a note.
     """
     yield ("statistic", "target", f"mean of {DRAWS}", "off", "this draw", "")
     far = off(means, target)

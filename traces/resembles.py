@@ -59,7 +59,7 @@ def _middle(quartiles: list[float]) -> float:
 
 
 def sentence(facts: Mapping[str, Any], ranked: list[Likeness]) -> str:
-    """Say which regime is nearest to a trace, and how near it is."""
+    """Return words for a report that name the regime nearest to a trace, and say how near it is."""
     if not ranked:
         why = "one model" if facts["models"] < 2 else f"under {SPAN_S[0]:g} s"
         return f"compared with no regime: {why}"

@@ -150,7 +150,7 @@ def _canonical(path: Path, form: pa.Schema) -> None:
 
 
 def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
-    """Return a canonical table with `note` appended to the note in its metadata, and with the facts `more` added."""
+    """Return a canonical table with `note` appended to its metadata's note, and with `more` added to the metadata."""
     meta = metadata(rows) | more
     notes = [str(meta["note"])] if meta.get("note") else []
     meta["note"] = "; ".join([*notes, note] if note else notes)

@@ -86,7 +86,7 @@ class Preset:
 
     @property
     def longest_tokens(self) -> int:
-        """The most prompt + output tokens of a request, with any seed."""
+        """The greatest prompt + output tokens of a request, with any seed."""
         if self.lengths in laws.NAMES:
             return self.max_tokens
         prompt, output = self.quantiles
@@ -202,7 +202,7 @@ def popularity(models: int) -> F8:
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
     """Delay a stream's arrivals by `shift_s` seconds; an arrival past `span_s` wraps around to the start.
 
-    A negative shift does not wrap around: an arrival that would be before 0 is at 0.
+    A negative shift does not wrap around: an arrival that would be before 0 is moved to 0.
     """
     return np.asarray(np.maximum(arrival_s + shift_s, 0.0) % span_s, np.float64) if shift_s else arrival_s
 

@@ -1,4 +1,4 @@
-"""Usual names of the columns of logs, and usual units of their stamps."""
+"""Usual names of the columns of logs, and usual units of their timestamps."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def build(
 
     A rate scale of 2.25 takes two whole copies, and the fraction f = 0.25 of a third. Each stream of that copy keeps
     every (1/f)-th request, from a random one on. So f is the same at all times, and a stream's number of requests is
-    exact to one. With `clients`, the last copy has some of the clients, with all their requests.
+    right to within one. With `clients`, the last copy has some of the clients, with all their requests.
 
     In a closed loop the rate scale multiplies the clients, and neither window nor warm-up cuts the requests: see
     `_loop`. `slo` gives TTFT and TPOT in seconds by model; a model that it lacks has no SLO. `fold` (see `window_fold`)
@@ -382,9 +382,9 @@ def _copies(
 
 
 def _unroll(when: F8, span_s: float, begin_s: float, end_s: float) -> tuple[F8, I8, I8]:
-    """Repeat stamps with period `span_s` over [begin_s, end_s).
+    """Repeat arrival times with the period `span_s` over [begin_s, end_s).
 
-    Return the new stamps, and for each the index of its original and the number of its period.
+    Return the new times, and for each the index of its original and the number of its period.
     """
     first = np.ceil((begin_s - when) / span_s)
     times = (np.ceil((end_s - when) / span_s) - first).astype(np.int64)
@@ -419,7 +419,7 @@ def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tupl
 
 
 def _some_clients(draw: np.random.Generator, share: float, served: I4, unit: I4) -> I8:
-    """Return all rows of randomly chosen clients, so many that each model has about `share` of its rows."""
+    """Return all rows of clients chosen at random, about as many as give each model `share` of its rows."""
     counts = np.bincount(unit)
     owner = np.zeros(len(counts), np.int32)
     owner[unit] = served

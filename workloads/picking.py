@@ -209,9 +209,9 @@ class Picking(NamedTuple):
 
 
 def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> Picked:
-    """Pick the rows of the models' streams from a piece of the trace; a synthetic trace is drawn first.
+    """Return the rows of the models' streams in a piece of the trace; a synthetic trace is drawn first.
 
-    Raises UserError for a request that is too long for its model.
+    `shared` has the stream and the shift of each model. Raises UserError for a request that is too long for its model.
     """
     trace, models, seed, time_scale, maker, fold, _, drawn = picking
     tenant, prefix = trace.tenant, trace.prefix

@@ -22,7 +22,7 @@ from traces import schema
 
 
 class Ramps(NamedTuple):
-    """Requests sorted by arrival; requests with the same stamp are in the order of their models."""
+    """Requests sorted by arrival; requests that arrive at the same time are in the order of their models."""
 
     arrival_s: NDArray[np.float64]
     model: NDArray[np.int32]

@@ -1,6 +1,6 @@
 """SLO rules as data: `parse` reads one, `resolve` gives TTFT and TPOT in seconds by model, `by_isolated` by request.
 
-5xP95                            5 x the model's P95 on a GPU of its own
+5xP95                            5 x the P95 of the model's TTFT and TPOT on a GPU of its own
 5xP95@l40s                       the P95 on a GPU of this kind, whatever kind the run has; also 10xsolo@l40s
 5/2xP95                          5 x for TTFT, 2 x for TPOT
 10xsolo                          10 x the latency of the same request alone on an idle GPU

@@ -2,8 +2,8 @@
 
 The models of a set fall into n classes of size. With every seed the n busiest streams go to n models, one of each
 class. Over the n seeds of a square each of these streams goes to every class once. The seed also draws the model within
-the class, and the models that get the other streams. So all classes have the same weight, however many models they
-have; with the rule `shuffled` all models have the same weight.
+the class, and the models that get the other streams. So a busy stream goes to every class equally often, however many
+models the class has. With the rule `shuffled` it goes to every model equally often, on average.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ALIKE = 1.25
 
 
 def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
-    """Group the models of a set into classes of similar bytes of weights, the largest first.
+    """Group the models of a set by the bytes of their weights, the largest models first.
 
-    A class is a tuple of the models' indices in the set.
+    Models of similar size are in one class. A class is a tuple of the models' indices in the set.
     """
     weights = np.array([weights_of(member.shape) for member in models.members], np.float64)
     order = np.argsort(-weights, kind="stable")

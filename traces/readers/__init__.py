@@ -125,7 +125,7 @@ def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
 
 
 def summary(meta: Mapping[str, Any]) -> str:
-    """Say how a log's stamps were read, and which of its rows were left out."""
+    """Return words that say how a log's timestamps were read, and which of its rows were left out."""
     from traces import usual
 
     unit = usual.UNIT_NAMES.get(meta.get("time_unit", ""), "dates (UTC where they have no zone)")

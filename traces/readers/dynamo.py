@@ -45,7 +45,7 @@ def skip(record: Record) -> str | None:
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the conversion options for a file: stamps in milliseconds, and the size of prefix blocks in tokens.
+    """Return the conversion options for a file: timestamps in milliseconds, and the size of prefix blocks in tokens.
 
     Raises UserError for records with different sizes of blocks.
     """

@@ -98,7 +98,7 @@ def read(
 
 
 def _busiest(windows: Iterable[Window], count: int) -> tuple[float, float]:
-    """Return the begin of the `count` consecutive windows with the most requests, and their mean request rate."""
+    """Return the begin of the `count` consecutive windows with the most requests, and the mean request rate in them."""
     load: dict[float, float] = {}
     for window in windows:
         load[window.at] = load.get(window.at, 0.0) + window.rate_rps
