@@ -1,7 +1,7 @@
-"""Arrival processes and popularity of models; each purpose draws from a random generator of its own.
+"""Arrival processes, the popularity of models by rank, and a random generator for each purpose.
 
-Arrival times are seconds from 0, sorted, below `span_s`. Rates are requests per second. The functions draw from the
-`rng` that the caller passes.
+Arrival times are sorted seconds from 0 to below `span_s`. Rates are requests per second. The arrival processes draw
+from the generator `rng` that the caller passes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ MOST_REQUESTS = 10_000_000  # a run takes some 10 GB then, at 1 kB or so a reque
 def rng(seed: int, *purpose: str | int) -> np.random.Generator:
     """Make the counter-based random generator of a seed and a purpose.
 
-    Each purpose has a stream of its own, so an additional draw for one purpose does not change the draws for another.
+    Generators of different purposes are independent. So an additional draw for one purpose does not change the draws
+    for another.
     """
     digest = blake2b(repr((seed, *purpose)).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
 
 
 def zipf(models: int, s: float) -> F8:
-    """Return the share of each of `models` ranks, proportional to rank^-s; the shares sum to 1."""
+    """Return the popularity of each rank from 1 to `models`: shares proportional to rank^-s, with the sum 1."""
     weight = np.arange(1, positive("models", models) + 1, dtype=np.float64) ** -s
     return np.asarray(weight / weight.sum(), np.float64)
 
@@ -42,7 +43,7 @@ def poisson(rng: np.random.Generator, rate_rps: float, span_s: float) -> F8:
 
 
 def gamma(rng: np.random.Generator, rate_rps: float, span_s: float, cv: float) -> F8:
-    """Draw arrivals with Gamma gaps of coefficient of variation `cv`: 1 gives Poisson arrivals, more gives bursts."""
+    """Draw arrivals with Gamma gaps of coefficient of variation `cv`: 1 is a Poisson process, above 1 is bursty."""
     positive("rate_rps", rate_rps)
     positive("cv", cv)
     shape = cv**-2
@@ -50,7 +51,7 @@ def gamma(rng: np.random.Generator, rate_rps: float, span_s: float, cv: float) -
 
 
 def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: float) -> F8:
-    """Draw arrivals with Weibull gaps: shape 1 is Poisson, and a smaller shape gives gaps with a heavier tail."""
+    """Draw arrivals with Weibull gaps: shape 1 is a Poisson process, and a smaller shape gives more long gaps."""
     positive("rate_rps", rate_rps)
     positive("shape", shape)
     scale = 1 / (rate_rps * math.gamma(1 + 1 / shape))
@@ -59,10 +60,10 @@ def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: flo
 
 
 def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, on_s: float) -> F8:
-    """Spread times over random on-periods; return stamps in [0, `span_s`).
+    """Spread the arrivals of a stream over random on-periods; return their times in [0, `span_s`).
 
-    `on_time_s` counts only the time in which a stream is on, in [0, `duty` x `span_s`). The on-periods together are
-    exactly the share `duty` of the span, and one lasts about `on_s` in the mean.
+    `on_time_s` has the arrival times on a clock that runs only while the stream is on, in [0, `duty` x `span_s`). The
+    on-periods together last exactly `duty` x `span_s`. Their mean length is about `on_s`.
     """
     if duty == 1.0 or not len(on_time_s):
         return on_time_s
@@ -77,9 +78,9 @@ def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, 
 
 
 def bounded(what: str, requests: float, way: str, most: int = MOST_REQUESTS) -> None:
-    """Raise UserError if there are more than `most` requests.
+    """Raise UserError if `requests` is above `most`.
 
-    The message says that `what` has too many requests, and in which `way` to get fewer.
+    The message says what has too many requests (`what`) and how to get fewer (`way`).
     """
     if not requests <= most:
         raise UserError(f"{what} is {requests:.3g} requests, above {most:,} ({way})")
@@ -93,9 +94,10 @@ def positive(name: str, value: float) -> float:
 
 
 def _renewal(draw: Callable[[int], F8], mean_s: float, span_s: float, cv: float = 1.0) -> F8:
-    """Return arrival times up to `span_s`, made of random gaps with the mean `mean_s`.
+    """Return arrival times below `span_s`, each a random gap of mean `mean_s` after the previous one.
 
-    `draw(n)` draws n gaps; one call nearly always suffices. `cv` is the coefficient of variation of the gaps.
+    `draw(n)` returns n random gaps. `cv` is the coefficient of variation of the gaps. The first call of `draw` asks for
+    so many gaps that a second one is rarely needed.
     """
     positive("span_s", span_s)
     times, last = [], 0.0

@@ -1,4 +1,4 @@
-"""Checks of all rows of a trace; the error names the first bad row and a way to mend it."""
+"""Checks of a trace's columns; the error names the first bad row and a way to correct it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def times(seconds: NDArray[np.float64], where: Where, column: str, way_out: str)
 
 
 def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
-    """Raise UserError for a time beyond `MOST_S`."""
+    """Raise UserError for a time later than `MOST_S` seconds."""
     _none(seconds > MOST_S, seconds, where, column, f"later than {MOST_S:g} s")
 
 
@@ -37,10 +37,10 @@ def ordered(
     after_s: float = -np.inf,
     shown: NDArray[Any] | None = None,
 ) -> None:
-    """Raise UserError for a time that is earlier than the time of the row before.
+    """Raise UserError for a time that is earlier than the time of the previous row.
 
-    The first row is compared with `after_s`. `shown` has the stamps as the file writes them, for the message. It is
-    given if the file's stamps are not numbers of seconds.
+    The first row is compared with `after_s`. `shown` has the timestamps as the file writes them. If it is given, the
+    message shows these instead of seconds.
     """
     later = np.diff(seconds, prepend=after_s) < 0
     _none(later, seconds if shown is None else shown, where, column, f"earlier than the row before ({way_out})")
@@ -54,15 +54,15 @@ def tokens(counts: NDArray[np.int64], where: Where, column: str, way_out: str) -
 
 
 def names(values: list[str], codes: NDArray[Any], where: Where, column: str, way_out: str) -> None:
-    """Raise UserError for a name that is empty or cannot be printed; `codes` are the rows' indices into the names."""
+    """Raise UserError for a row whose name is empty or not printable; `codes` has each row's index into `values`."""
     bad = np.array([not (name and name.isprintable()) for name in values], bool)[codes]
     _none(bad, np.array(values, object)[codes], where, column, f"no name ({way_out})")
 
 
 def unique(ids: NDArray[Any], where: Where, column: str) -> None:
-    """Raise UserError for a value that occurs twice.
+    """Raise UserError for an id that occurs twice.
 
-    To save memory, a long array is checked in several parts.
+    To save memory, a long array of ids is checked in several parts.
     """
     if len(ids) <= spilled.MOST_HELD:
         _unique(ids, where, column)
@@ -76,7 +76,7 @@ def unique(ids: NDArray[Any], where: Where, column: str) -> None:
 
 
 def _rising(ids: NDArray[Any]) -> bool:
-    """Tell whether each value is greater than the one before, as in most files."""
+    """Tell whether each id is greater than the previous one, as in most files."""
     ends = [(ids[z][0], ids[z][-1], bool((ids[z][1:] > ids[z][:-1]).all())) for z in spilled.pieces(len(ids), ids)]
     return all(rises for *_, rises in ends) and all(a[1] < b[0] for a, b in pairwise(ends))
 

@@ -1,4 +1,4 @@
-"""Changes to the streams of a log before models serve them: `--rename`, `--shift` and `--drop-streams`."""
+"""The user's changes to a log's streams before models serve them: `--rename`, `--shift` and `--drop-streams`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ SHOWN = 8  # streams that a line lists
 class Chosen:
     """The user's changes to a log's streams: new names, streams to leave out, and shifts in time.
 
-    `drop` lists streams by their new names. `shift_s` has the seconds by which requests are delayed. Its keys are
-    streams or, if the log has the column `src`, gateways.
+    `rename` maps old names to new ones. `drop` lists the streams to leave out, by their new names. `shift_s` maps a
+    stream's old name to the seconds by which its requests are delayed. A key of `shift_s` may also be a gateway in the
+    log's column `src`.
     """
 
     rename: Mapping[str, str]
@@ -44,7 +45,7 @@ def chosen(
 ) -> Chosen | None:
     """Return the changes to a log's streams, or None if there are none.
 
-    `served` are the streams of a model set's models.
+    `served` has the names of the streams that a model set serves. If `drop` has "*", all other streams are left out.
     """
     names = tuple(dict.fromkeys(drop))
     return Chosen(dict(rename), names, dict(shift_s), tuple(served)) if rename or names or shift_s else None
@@ -53,8 +54,8 @@ def chosen(
 def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
     """Return a canonical table with its streams renamed, dropped and shifted, and a note that describes the changes.
 
-    The metadata's `kept_share` is the share of the requests that are kept, times the `kept_share` that the table had.
-    Raises UserError for an unknown stream, or if no request is left.
+    If streams are dropped, the metadata's `kept_share` is multiplied by the share of the requests that remain. Raises
+    UserError for an unknown stream or gateway, or if no request remains.
     """
     rows, notes = _shifted(rows, how.shift_s)
     names = rows["model"].combine_chunks()
@@ -90,9 +91,9 @@ def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
 
 
 def _shifted(rows: pa.Table, shift_s: Mapping[str, float]) -> tuple[pa.Table, list[str]]:
-    """Shift the requests of some streams or gateways in time, and sort the table by arrival again.
+    """Shift the requests of some streams or gateways in time; return the table sorted by arrival, and notes to show.
 
-    If a shift puts a request before 0, all requests are moved later until the first one is at 0.
+    If a request would arrive before 0, all requests are moved later so that the first one arrives at 0.
     """
     if not shift_s:
         return rows, []
@@ -120,7 +121,7 @@ def _there(option: str, name: str, streams: Collection[str]) -> None:
 
 
 def listed(counts: Mapping[str, int]) -> str:
-    """List streams with their numbers of requests, the busiest first."""
+    """Return the busiest streams with their numbers of requests, as text for a message."""
     order = sorted(counts, key=lambda name: (-counts[name], name))
     more = f" and {len(order) - SHOWN} more" if len(order) > SHOWN else ""
     return ", ".join(f"{name} {counts[name]:,}" for name in order[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Raw columns of a file, with the line of each row: CSV, Parquet, or JSON in any arrangement."""
+"""Raw columns of a table in a CSV, Parquet or JSON file, with the line number of each row."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def names_of(path: Path) -> list[str]:
 
 
 def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List all names that occur in the first records; a record may lack some of them."""
+    """List all names that occur in the first HEAD_RECORDS records; a record may lack some of them."""
     return list(dict.fromkeys(name for row in islice(rows, HEAD_RECORDS) for name in records.paths(row)))
 
 
 def read(path: Path, columns: Mapping[str, str]) -> Source:
-    """Read the file's columns whose names are the values of `columns`.
+    """Read the columns of a file; the values of `columns` are their names in the file.
 
-    Raises UserError where a column is missing, and the errors of libraries where the file cannot be read.
+    Raises UserError if a column is missing. Errors of the CSV and Parquet libraries are passed on.
     """
     wanted = list(dict.fromkeys(columns.values()))
     match records.kind(path):
@@ -56,7 +56,7 @@ def read(path: Path, columns: Mapping[str, str]) -> Source:
 
 
 def _csv(path: Path, wanted: list[str]) -> Source:
-    """Read columns as text, so that a bad value can be shown as it stands; the header is line 1."""
+    """Read columns of a CSV as text, so that a message can show a bad value unchanged; the header is line 1."""
     ragged: list[str] = []
 
     def bad_row(row: Any) -> str:
@@ -94,9 +94,10 @@ def _header(path: Path) -> list[str]:
 def _columns(
     path: Path, lines: Sequence[int], rows: Sequence[Mapping[str, Any]], wanted: list[str]
 ) -> dict[str, pa.Array]:
-    """Turn records into one column for each name in `wanted`; a field that a record lacks is null.
+    """Turn records into one column for each name in `wanted`; a field that a record lacks becomes null.
 
-    Raises UserError for a name that no record has, and for values of a column that differ in type.
+    Raises UserError for a name that none of the first HEAD_RECORDS records has. Also raises it for a column whose
+    values differ in type.
     """
     _has(path, wanted, _names(rows))
     columns = {}
@@ -116,7 +117,10 @@ def _alike(values: list[Any], _low: int, high: int) -> bool:
 
 
 def first_bad(fine: Callable[[int, int], bool], count: int) -> int:
-    """Return the index of the first bad value, by bisection; `fine(low, high)` tells if all in [low, high) are good."""
+    """Return the index of the first bad value, by bisection.
+
+    `fine(low, high)` tells whether all values in [low, high) are good.
+    """
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -128,7 +132,7 @@ def first_bad(fine: Callable[[int, int], bool], count: int) -> int:
 
 
 def _inferred(values: list[Any]) -> pa.Array | None:
-    """Return values as a column of their common type; None if they have none."""
+    """Return values as a column of their common type; None if they have no common type."""
     for kind in (None, pa.list_(pa.uint64())):  # hashes of 64 bits
         with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError):
             return pa.array(values, kind)
@@ -146,5 +150,5 @@ def _has(path: Path, wanted: list[str], names: list[str]) -> None:
 
 
 def quoted(value: object) -> str:
-    """Show a value in a message: text in double quotes."""
+    """Return a value as text for a message; a string is put in double quotes."""
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,9 +1,10 @@
 """Conversion of any table of requests to a canonical trace, given the names of its columns.
 
-CSV, Parquet and JSON are read, CSV and JSON also gzipped. JSON may be in any arrangement; a name with dots reaches into
-objects. Columns with a usual name need not be named (`traces/usual.py`). Doubtful values raise an error or are noted in
-the metadata. A million rows take about a second as CSV, and a few seconds as JSON. Formats with known columns have a
-reader each (`traces/readers/`).
+The file may be CSV, Parquet or JSON; CSV and JSON may be gzipped. JSON may be an array, a sequence of objects, or one
+object with a list of objects. A dot in a column's name means a field of a nested object, as in `usage.input`. Columns
+with a usual name need not be named (`traces/usual.py`). A doubtful value raises an error or is noted in the metadata. A
+million rows take about a second from CSV, and a few seconds from JSON. Formats with known columns have a reader each
+(`traces/readers/`).
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def convert(
 ) -> pa.Table:
     """Convert a file to a canonical table; `columns` gives the file's own name for each canonical name.
 
-    The columns arrival_s, prompt_tokens and output_tokens are required, and so is model unless `model` names one model
-    for all rows. Required columns that `columns` lacks are searched by usual names. Other canonical columns are read
-    only if `columns` has them. The options in `how` are those of `canonical`. UserError names all columns that are
-    missing, or the file, row, column and value of a fault.
+    The columns arrival_s, prompt_tokens and output_tokens are required. So is model, unless the argument `model` names
+    one model for all rows. For a required column that `columns` lacks, a column with a usual name is used. Other
+    canonical columns are read only if `columns` has them. `how` has options of `canonical`. UserError names all missing
+    columns, or the file, row, column and value of a fault.
     """
     columns = dict(columns or {})
     if model is not None and "model" in columns:
@@ -69,8 +70,8 @@ def convert(
 def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> pa.Table:
     """Convert a table whose format no reader knows, as `convert` does.
 
-    The columns of request ids and of request states are searched by usual names too. Rows whose state is a failure, and
-    rows that repeat the id of an earlier row, are left out and counted in `dropped`.
+    The columns of request ids and of request states are also found by their usual names. Rows of failed requests are
+    left out, and so are rows that repeat the id of an earlier row. The metadata's `dropped` counts both.
     """
     with reading(path):
         more = usual.optional(names_of(path))
@@ -97,15 +98,18 @@ def canonical(
     dropped: Mapping[str, int] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> pa.Table:
-    """Make a canonical table from a file's raw columns.
+    """Make a canonical table from a file's raw columns; `columns` gives the file's own name for each canonical name.
 
     Without `time_unit` the unit is guessed (`usual.unit`), and the metadata says so. Dates, and seconds since an epoch,
-    are counted from the first row. Stamps in whole seconds are spread inside their second by a seeded draw, and the
-    metadata says so. A row without a stamp, tokens or model is an error; with `drop_bad` it is left out. Rows of more
-    than `max_tokens` are always left out. The metadata's `dropped` counts rows left out by reason, and includes the
-    counts given in `dropped`. `span_s` is the period of circular replay; its default is the last stamp plus one mean
-    gap. `block_tokens` is the size of the blocks in prefix_hashes, where that column is given. UserError names file,
-    row, column and value.
+    are counted from the earliest row. If all timestamps are whole seconds, each row is moved by a random part of a
+    second, and the metadata says so. `jitter_seed` is the seed of these moves.
+
+    A row without a valid time, number of tokens or model is an error; with `drop_bad` it is left out. Rows of more than
+    `max_tokens` tokens, prompt and output together, are always left out. The metadata's `dropped` counts the rows left
+    out by reason, and includes the counts in the argument `dropped`. UserError names file, row, column and value.
+
+    `span_s` is the period of circular replay; its default is the last arrival plus one mean gap. `block_tokens` is the
+    size of the blocks in prefix_hashes, and is needed if that column is given.
     """
     path = source.path
     if not len(source.lines):
@@ -168,7 +172,10 @@ def canonical(
 
 
 def _models(source: Source, columns: Mapping[str, str], model: str | None) -> pa.Array:
-    """Return the model of each row, or the one given for all. UserError for an empty or unprintable name."""
+    """Return the model of each row; if `model` is given, it is the model of all rows.
+
+    Raises UserError for a name that is empty or not printable.
+    """
     if model is not None:
         if not (model and model.isprintable()):
             raise UserError(f'--model "{model}" is no name')
@@ -180,7 +187,10 @@ def _models(source: Source, columns: Mapping[str, str], model: str | None) -> pa
 
 
 def _span_s(path: Path, when: NDArray[np.float64], span_s: float | None) -> float:
-    """Return the period of circular replay: the one given, else the last stamp plus one mean gap."""
+    """Return the period of circular replay: `span_s`, or by default the last arrival plus one mean gap.
+
+    Raises UserError for a `span_s` that ends before the last arrival, or is above `MOST_S`.
+    """
     if span_s is None:
         mean_gap_s = (when[-1] - when[0]) / max(1, len(when) - 1)
         return float(when[-1] + (mean_gap_s or 1.0))
@@ -191,7 +201,7 @@ def _span_s(path: Path, when: NDArray[np.float64], span_s: float | None) -> floa
 
 
 def _filled(source: Source, columns: Mapping[str, str]) -> None:
-    """Raise UserError for an empty value in a column, unless it is the column of request ids or of request states."""
+    """Raise UserError for an empty value in any column except those of request ids and request states."""
     for key, name in columns.items():
         if key not in usual.OPTIONAL and (values := source.columns.get(name)) is not None and values.null_count:
             row = values.is_null().index(True).as_py()
@@ -200,7 +210,7 @@ def _filled(source: Source, columns: Mapping[str, str]) -> None:
 
 
 def _sound(source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dict[str, int]) -> Source:
-    """Return the rows that are valid requests, and count the others in `left` by the first fault of each row."""
+    """Return the rows that are valid requests. Each other row is counted in `left` under its first fault."""
     keep = np.ones(len(source.lines), bool)
     for key in [key for key in ("arrival_s", "prompt_tokens", "output_tokens", "model") if key in columns]:
         values = source.columns[columns[key]]
@@ -242,10 +252,11 @@ def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
 def _times(
     source: Source, column: str, unit: TimeUnit, sort: bool, trust: bool
 ) -> tuple[NDArray[np.float64], float | None]:
-    """Return each row's seconds since the start, and the resolution of the stamps.
+    """Return each row's arrival in seconds, and the resolution of the timestamps.
 
-    The resolution is 1.0 s if all stamps are whole seconds, else None. Raises UserError for rows that are not in order,
-    unless `sort` is true.
+    Dates, and seconds since an epoch, are counted from the earliest row. The resolution is 1.0 s if all timestamps are
+    whole seconds, else None. Raises UserError for rows out of order, unless `sort` is true. Also raises it if the unit
+    seems wrong, unless `trust` is true.
     """
     raw = source.columns[column]
     if unit == "datetime":
@@ -295,7 +306,7 @@ def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
 
 
 def _stamps(raw: pa.Array) -> pd.Series:
-    """Parse dates, as UTC where they state no time zone; a value that is not a date becomes NaT."""
+    """Parse dates; a date without a time zone is taken as UTC, and a value that is not a date becomes NaT."""
     import pandas as pd  # only for dates
 
     stamps: pd.Series = pd.to_datetime(raw.to_pandas(), format="ISO8601", errors="coerce", utc=True)
@@ -322,7 +333,7 @@ def _numbers(source: Source, column: str, kind: pa.DataType, why: str) -> NDArra
 
 
 def _cast(source: Source, column: str, kind: pa.DataType, why: str | None = None) -> pa.Array:
-    """Cast a column. UserError names the first value that cannot be cast, found by bisection."""
+    """Cast a column to the type `kind`. UserError names the first value that cannot be cast, and says `why`."""
     values = source.columns[column]
     if pa.types.is_boolean(values.type):
         raise UserError(f'{source.where(0)}: column "{column}" holds truth values, {why or f"not {kind}"}')
@@ -354,7 +365,7 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _ids(source: Source, columns: Mapping[str, str]) -> pa.Array:
-    """Return the source's request ids if they are whole numbers, else the numbers of the rows."""
+    """Return the file's request ids if they are whole numbers, else numbers of the rows from 0."""
     if "request_id" in columns:
         with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return source.columns[columns["request_id"]].cast(pa.uint64())

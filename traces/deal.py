@@ -1,20 +1,23 @@
-"""Splitting a log of one stream among models, by whole sessions or bursts and in given shares of its requests.
+"""Splitting of a log of one stream among models: each gets whole sessions or bursts, and a given share of the requests.
 
-A trace's name may state such a split, as in "azure-conv+models=8+deal=1+max_tokens=8192". It gives a log of the
-manifest, the number of models, the seed of the split, and the longest prompt + output that is kept. For a user's own
-log, `--spread` states the same, as in 12:zipf=1.2,idle=some,together=pairs.
+A trace's name may state such a split, as in "azure-conv+models=8+deal=1+max_tokens=8192". The name has a log of the
+manifest, the number of models, and the seed of the split (`deal`). It may also have the greatest prompt + output in
+tokens; longer requests are left out. For a user's own log, the option `--spread` states the split, as in
+12:zipf=1.2,idle=some,together=pairs.
 
-Requests that belong together go to one model. They are the requests of a session if the log numbers sessions, else of a
-client. If it names neither, they are requests whose prompts share a block after the blocks that all prompts begin with,
-as the turns of a conversation do. Without blocks, the log is cut into bursts wherever a gap is longer than its mean
-gap. Then nothing in the log says what belongs together, and the trace's note says so. If single requests were split,
-they would arrive at every model as a Poisson process.
+Requests that belong together go to one model. These are the requests of a session if the log numbers its sessions, else
+those of a client. In a log without either, prompts belong together if they have the same first block after the blocks
+that all prompts share. The turns of a conversation are such prompts. A log without blocks is cut into bursts wherever a
+gap is longer than the mean gap. Such a log does not say which requests belong together, and the trace's note says so.
+Requests are not dealt one by one, because every model would then see a Poisson process.
 
-By default the shares are those of hyperbolic-like's streams, in its order, so that in both the k-th stream belongs to
-the k-th model of a set. With `zipf` a model's share is proportional to rank^-zipf. By default no model is ever idle.
-`idle` gives each model but the hottest times of use and of rest. Times of use last twenty minutes in the mean, but at
-most a sixth of the log. While a model rests, new sessions go to others. With `together`, several models share these
-times.
+By default the models get the shares of the streams of the generator hyperbolic-like, in the order of these streams. The
+k-th stream of a split log then belongs to the k-th model of a set, as that generator's k-th stream does. With `zipf` a
+model's share is proportional to rank^-zipf.
+
+By default no model is ever idle. With `idle`, every model but the hottest alternates between times of use and of rest.
+A time of use lasts on average twenty minutes, or a sixth of the log if that is shorter. While a model rests, new
+sessions go to other models. With `together`, groups of models have the same times of use.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ NO_SESSIONS = "no sessions in the log: correlation assumed"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A log and the way in which its requests are split among models, as the fields of a trace's name state it.
+    """A trace's name in parts: a log, and the fields that state how its requests are split among models.
 
     `str` gives the name.
     """
@@ -67,13 +70,13 @@ FIELDS = tuple(f.name for f in fields(Asked) if f.name != "log")
 
 
 def parsed(name: str) -> Asked:
-    """Read LOG[+models=N][+zipf=S][+idle=HOW][+together=HOW][+deal=K][+max_tokens=N]; UserError for anything else."""
+    """Parse LOG[+models=N][+zipf=S][+idle=HOW][+together=HOW][+deal=K][+max_tokens=N]; UserError for anything else."""
     log, *pairs = name.split("+")
     return _parsed(f'trace "{name}"', log, pairs, "+")
 
 
 def spread(text: str) -> Asked:
-    """Read `--spread MODELS[:FIELD=VALUE,...]`; UserError names what is wrong."""
+    """Parse the value of `--spread`, MODELS[:FIELD=VALUE,...]; UserError names the mistake."""
     models, _, more = text.partition(":")
     pairs = [f"models={models}", *(pair for pair in more.split(",") if pair)]
     return _parsed(f'--spread "{text}"', "", pairs, "")
@@ -128,11 +131,11 @@ def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
 
 
 def deal(rows: pa.Table, unit: I8, how: Asked) -> pa.Table:
-    """Split the rows of a canonical table at random among models; the streams of the table are ignored.
+    """Split the rows of a canonical table at random among models. The streams of the table are ignored.
 
-    `unit` has the unit of each row, and each unit goes to one model as a whole. `how.deal` is the seed. If no model is
-    ever idle, a model's requests differ from its share by at most the requests of the largest unit. `session_id` is set
-    to the unit. Arrival times, lengths and prefix blocks are kept.
+    `unit` has the unit number of each row; all rows of a unit go to the same model. `how.deal` is the seed. If no model
+    is ever idle, a model's number of requests differs from its share by at most the size of the largest unit. The unit
+    numbers become the column `session_id`. Arrival times, lengths and prefix blocks are kept.
     """
     assert how.models is not None
     streams = synthetic.preset(f"hyperbolic-like+models={how.models}").streams
@@ -152,12 +155,15 @@ def deal(rows: pa.Table, unit: I8, how: Asked) -> pa.Table:
 
 
 def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
-    """Draw the model of each unit if models alternate between times of use and idle times.
+    """Draw the model of each unit, where models alternate between times of use and idle times.
 
-    `sizes` has the units' numbers of requests, `begin_s` their start times. A unit goes to one of the models that are
-    in use when it begins. A model's chance is proportional to the requests that its share still lacks. Times of use and
-    idle times are exponential. The models of each group of `together` have the same times, and the hottest model is
-    never idle. If all models in use have received their share, the unit may go to an idle one.
+    `sizes` has the units' numbers of requests, `begin_s` their start times. `number` is the seed, `idle` the share of
+    the time in which a model is idle. Each unit goes to a model that is in use when the unit begins. The chance of such
+    a model is proportional to the requests that it still lacks to reach its share. If no such model lacks any, an idle
+    model may get the unit.
+
+    Times of use and idle times are exponential. Models in the same group of `together` models have the same times. The
+    hottest model is in no group and is never idle.
     """
     draw = rng(number, "rest", len(shares))
     span_s = float(begin_s.max()) + 1.0
@@ -182,7 +188,7 @@ def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, togethe
 
 
 def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) -> F8:
-    """Draw the alternating times at which a model's use begins and ends; the first ones may lie before 0."""
+    """Draw the times at which a model's use begins and ends in turn; the first of them may lie before 0."""
     rest_s = use_s * idle / (1 - idle)
     pairs = int(4 * span_s / (use_s + rest_s)) + 16
     lengths = np.stack([draw.exponential(rest_s, pairs), draw.exponential(use_s, pairs)], 1).ravel()
@@ -193,9 +199,9 @@ def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) 
 def units(rows: pa.Table) -> tuple[I8, str]:
     """Return each request's unit number, and a word for the kind of unit.
 
-    All requests of a unit go to one model. A unit is a session if the log has sessions, else a client. If the log has
-    neither, sessions are derived from the prefixes that prompts share, or else units are bursts. Units are numbered in
-    order of their first request.
+    All requests of a unit go to one model. A unit is a session if the log has sessions, else a client if it has
+    clients. In any other log with prefix blocks, a unit has the prompts that share a prefix, and is called a session
+    too. Without blocks, a unit is a burst. Units are numbered in the order of their first requests.
     """
     kinds = {"session_id": "sessions", "tenant": "clients", "prefix_hashes": "sessions"}
     column = next((name for name in kinds if name in rows.column_names and not rows[name].null_count), "")
@@ -208,7 +214,7 @@ def units(rows: pa.Table) -> tuple[I8, str]:
 
 
 def owners(sizes: I8, shares: F8, number: int) -> I8:
-    """Draw the model of each unit; `sizes` has the units' numbers of requests.
+    """Draw the model of each unit; `sizes` has the units' numbers of requests, and `number` is the seed.
 
     The units are shuffled and cut into one part per model, in proportion to the models' shares.
     """
@@ -226,7 +232,7 @@ def _codes(names: pa.ChunkedArray) -> I8:
 
 
 def _chains(hashes: pa.ChunkedArray) -> I8:
-    """Group prompts by their first block after the blocks that all prompts have in common.
+    """Return a group number for each prompt, by its first block after the blocks that all prompts have in common.
 
     A prompt that has no such block is a group by itself.
     """
@@ -243,6 +249,6 @@ def _chains(hashes: pa.ChunkedArray) -> I8:
 
 
 def _bursts(arrival_s: pa.ChunkedArray) -> I8:
-    """Group arrivals into bursts; a gap longer than the mean gap begins a new burst."""
+    """Return the burst number of each arrival; a gap longer than the mean gap begins a new burst."""
     gaps_s = np.diff(arrival_s.to_numpy())
     return np.concatenate(([0], np.cumsum(gaps_s > gaps_s.mean()))) if len(gaps_s) else np.zeros(1, np.int64)

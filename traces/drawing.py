@@ -1,7 +1,7 @@
-"""Drawing of synthetic traces: `draw(name, seed)` returns arrays, `table` returns canonical rows.
+"""Drawing of synthetic traces: `draw(name, seed)` returns arrays, `table` returns a canonical table.
 
-The same seed gives the same trace. Each stream draws its times from generators of its own, except in the Poisson
-presets. synthetic.py has the presets.
+The same seed gives the same trace. Each stream has random generators of its own for its arrival times, except in the
+Poisson presets. The presets are in synthetic.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def draw(name: str | Preset, seed: int) -> Drawn:
 
 
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
-    """Make a canonical table of a generator's draw; `fit` is the verdict on how near the generator is to its target."""
+    """Draw a preset's trace as a canonical table.
+
+    `fit` goes into the table's metadata: the verdict of `traces.realism` on the preset.
+    """
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
     model = pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string()))
@@ -88,9 +91,9 @@ def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table
 
 
 def _loop(p: Preset, seed: int) -> Drawn:
-    """Draw a closed loop's requests in waves; a wave has the next request of every client.
+    """Draw a closed loop's requests in waves; a wave has one request of every client.
 
-    Stamps are nominal: waves are `nominal_s` apart.
+    The arrival times are nominal: waves are `nominal_s` apart. The real ones depend on when answers end.
     """
     wave = np.tile(np.arange(p.sent) // p.clients, p.models)
     model = np.repeat(np.arange(p.models, dtype=np.int32), p.sent)
@@ -105,9 +108,9 @@ def _poisson(p: Preset, seed: int) -> Drawn:
 
     All draws come from one generator. Stored results depend on the order of the draws, so each preset keeps its order:
 
-    hot-cold   the count and then the stamps of each stream in turn; then lengths
-    power-law  all counts, at least 1 each, then all stamps; then lengths
-    poisson    the count of its one stream, then lengths, then stamps
+    hot-cold   the count and then the times of each stream in turn; then lengths
+    power-law  all counts, at least 1 each, then all times; then lengths
+    poisson    the count of its one stream, then lengths, then times
     """
     draw = np.random.default_rng(seed)
 
@@ -134,9 +137,9 @@ def _poisson(p: Preset, seed: int) -> Drawn:
 
 
 def _released(p: Preset, seed: int) -> Drawn:
-    """Draw Arena-Chat's 27 streams, and return the streams of the released set of `p.models` models.
+    """Draw Arena-Chat's 27 streams; return those that the released set of `p.models` models uses.
 
-    A released set may use a stream several times, each time with another shift.
+    A released set may use a stream several times, each time with a different shift in time.
     """
     streams = [
         Stream(f"dummy-lora-7b-rank-8-{rank}", count, use_s=(10.0 * begin, 10.0 * end), early=early / count)
@@ -158,10 +161,10 @@ def _released(p: Preset, seed: int) -> Drawn:
 
 
 def _sample(p: Preset, seed: int) -> Drawn:
-    """Draw streams with Zipf's popularity, whose requests come in clusters.
+    """Draw the preset `sample`: streams of Zipf popularity, whose requests come in clusters.
 
-    Each stream is in use for one part of every cycle, and its share of the cycle is random. The hottest quarter of the
-    streams is always in use.
+    A stream is in use for the same share of every cycle. This share is random for each stream, and 1 for the hottest
+    quarter of the streams.
     """
     streams = [Stream(name, weight) for name, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
     counts = _counts(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
@@ -176,9 +179,9 @@ def _sample(p: Preset, seed: int) -> Drawn:
 
 
 def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[int]:
-    """Divide requests among streams at random, in proportion to the requests of each stream in `PER_S` seconds.
+    """Divide `requests` among streams at random, in proportion to the streams' own fields `requests`.
 
-    The counts add up to `requests`.
+    The counts add up to the argument `requests`.
     """
     weight = np.array([stream.requests for stream in streams], np.float64)
     counts: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
@@ -186,7 +189,7 @@ def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[
 
 
 def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Drawn:
-    """Draw the stamps of each stream, and lengths in order of arrival."""
+    """Draw `counts[k]` arrival times of each stream k, and then the lengths of all requests in order of arrival."""
     times = [_times(p, seed, k, stream, n) for k, (stream, n) in enumerate(zip(streams, counts, strict=True))]
     arrival_s = np.concatenate(times)
     order = np.argsort(arrival_s, kind="stable")
@@ -199,10 +202,10 @@ def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Dr
 
 
 def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
-    """Draw `count` stamps of stream `k`, in the way that its fields ask for.
+    """Draw `count` arrival times of stream `k`, as the stream's fields say.
 
-    Stamps lie in the stream's time of use if it has one, else near the ticks of a clock if it has `tick`. In any other
-    stream some stamps are in herds, some at random times, and the rest in clusters.
+    If the stream has `use_s`, all arrivals lie in that period. If it has `tick`, they lie near the ticks of a clock. In
+    any other stream some arrivals are in herds, some are at uniform times, and the rest are in clusters.
     """
     if stream.use_s is not None:
         return _in_use(rng(seed, p.name, "times", k), count, p.span_s, stream.use_s, stream.early)
@@ -215,10 +218,10 @@ def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
 
 
 def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[float, float], early: float) -> F8:
-    """Draw stamps within a stream's period of use, `use_s` = (begin, end), which repeats every `PER_S` seconds.
+    """Draw `count` arrival times within a period of use, `use_s` = (begin, end), which repeats every `PER_S` seconds.
 
-    The share `early` of the stamps lies in the first half of the period. Stamps are uniform within each half. The
-    cycles of `PER_S` are stretched so that a whole number of them fills the span.
+    Each lies in the first half of the period with the probability `early`, and is uniform within its half. The cycles
+    of `PER_S` are stretched so that a whole number of them fills the span.
     """
     cycles = max(1, round(span_s / PER_S))
     cycle, share = np.divmod(draw.uniform(0, cycles, count), 1.0)
@@ -227,9 +230,9 @@ def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[f
 
 
 def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
-    """Draw stamps near the ticks of a clock, which all streams with ticks share.
+    """Draw `count` arrival times near the ticks of the clock that all streams with `tick` share.
 
-    Ticks are taken in random order, each once before any of them is taken again.
+    The first tick is at `phase_s`. Ticks are used in random order, and each is used once before any is used again.
     """
     ticks = max(1, round(span_s / TICK_S))
     order = np.argsort(draw.uniform(0, 1, ticks))
@@ -238,10 +241,10 @@ def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float)
 
 
 def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
-    """Draw the stamps of herds: groups of requests that arrive nearly at once.
+    """Draw the arrival times of herds: groups of requests that arrive nearly at once.
 
-    In each interval of `herd_s` one herd begins, at a random time. Later herds are left out once herds would have
-    more than half of the `count` requests.
+    In each interval of `herd_s` one herd begins, at a random time. No more herds are drawn once the next one would
+    bring them above half of the `count` requests.
     """
     herds = round(p.span_s / p.herd_s)
     sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)
@@ -251,10 +254,10 @@ def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
 
 
 def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stream) -> F8:
-    """Draw `count` stamps of a stream that come in clusters.
+    """Draw `count` arrival times that come in clusters.
 
-    The first requests of clusters are uniform over the on-time. Each further request comes an exponential gap after the
-    one before it.
+    The first request of each cluster is uniform over the stream's on-time, or over an equal part of it if `even`. Each
+    further request follows the previous one after an exponential gap.
     """
     head = draw.uniform(0, 1, count) < 1 / stream.cluster
     head[:1] = True
@@ -271,7 +274,10 @@ def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stre
 
 
 def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
-    """Return each request's model, with models permuted at random in each period of `drift_s` except the first."""
+    """Return each request's model, where models swap their streams at random.
+
+    Each period of `drift_s` after the first has its own random permutation of the models.
+    """
     period = (arrival_s // p.drift_s).astype(np.int64)
     owner = [np.arange(p.models, dtype=np.int32)]
     owner += [rng(seed, p.name, "drift", k).permutation(owner[0]) for k in range(1, int(period.max(initial=0)) + 1)]
@@ -279,9 +285,10 @@ def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
 
 
 def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
-    """Draw the prompt and output tokens of n requests with the measured distributions and rank correlation.
+    """Draw the prompt and output tokens of n requests from the preset's distributions.
 
-    A request of more than `max_tokens` loses the start of its prompt.
+    Prompt and output have the measured rank correlation. Outputs are cut to `max_tokens` - 1. Prompts are cut so that
+    prompt + output is at most `max_tokens`.
     """
     r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # correlation of the normals whose ranks correlate so
     a, b = rng(seed, p.name, "lengths").standard_normal((2, n))

@@ -26,7 +26,7 @@ WRONG = (OSError, EOFError, zlib.error, csv.Error, struct.error, pa.ArrowExcepti
 
 @contextmanager
 def reading(path: Path, line: int | None = None) -> Iterator[None]:
-    """Turn the errors of file readers within the block into UserError, with the file and, if known, the line."""
+    """Turn a file reader's error in the `with` block into a UserError with the file and, if given, the line."""
     where = str(path) if line is None else f"{path}:{line}"
     try:
         yield
@@ -42,7 +42,7 @@ def reading(path: Path, line: int | None = None) -> Iterator[None]:
 
 
 def regular(path: Path) -> None:
-    """Raise UserError for a path that is neither file nor folder, or an archive that unpacks to more than allowed."""
+    """Raise UserError for a path that is no file or folder, or a gzip file that unpacks to more than `MOST_GB`."""
     if not path.exists():
         raise UserError(f"{path}: no such file")
     if not (path.is_file() or path.is_dir()):

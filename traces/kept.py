@@ -1,4 +1,4 @@
-"""Use of a user's log as a trace: converted once, with its streams changed and split, and stored as Parquet."""
+"""Conversion of a user's log for use as a trace: its streams are changed and split, and the Parquet is kept."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 def meant(
     text: str, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
 ) -> tuple[str, str]:
-    """Return the name or path of the trace to load, and a line on how a log was read ("" for a name).
+    """Return the name or path of the trace to load, and a line that says how a log was converted.
 
-    A log is converted below `folder`, with its streams changed and split as asked. Raises UserError for a trace that
-    cannot be split, or whose streams cannot be changed. A missing file is reported later, when the trace is loaded.
+    If `text` is the path of a file, the log is converted below `folder`; `streams` changes its streams, `how` splits
+    them. Otherwise `text` is a trace's name, `how` is added to it, and the line is "". Raises UserError for a trace
+    that cannot be split, or whose streams cannot be changed. A missing file is reported later, when the trace is
+    loaded.
     """
     if (path := Path(text)).is_file():
         trace, report = canonical(path, folder, how, streams)
@@ -39,10 +41,10 @@ def meant(
 def canonical(
     path: Path, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
 ) -> tuple[Path, str]:
-    """Convert a log to a canonical Parquet below `folder`; return its path and a line on how it was made.
+    """Convert a log to a canonical Parquet below `folder`; return its path and a line that says how it was made.
 
-    The file's name has the hash of the log's bytes and of the changes to its streams, so that the same log is converted
-    only once. A canonical Parquet is returned as it is if no change is asked for.
+    The new file's name has a hash of the log's bytes, of `streams` and of `how`. So a log is converted only once for
+    the same changes. A canonical Parquet is returned as it is if no change is asked for.
     """
     already = path.suffix == ".parquet" and not schema.foreign(path)
     asked = [way for way in (streams, how) if way is not None]
@@ -63,7 +65,7 @@ def canonical(
 
 
 def changed(rows: pa.Table, report: str, how: deal.Asked | None, streams: chosen.Chosen | None) -> tuple[pa.Table, str]:
-    """Change and split a table's streams as asked; return the table, and the report with the changes added."""
+    """Change a table's streams and split them as asked; return the table, and `report` with the changes appended."""
     if streams is not None:
         rows, note = chosen.of(rows, streams)
         report += f"; {note}" if note else ""

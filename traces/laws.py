@@ -1,7 +1,7 @@
 """Prompt and output lengths by name: drawn from a law with a data set's means, or from the rows of a log.
 
-A paper may give only the means of a data set's lengths. Two laws with the same means show how much depends on the rest
-of the distribution.
+A paper may give only the means of a data set's lengths. Results under two laws with the same means show how much the
+rest of the distribution matters.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NAMES = (*(f"{law}-{data}" for law in LAWS for data in MEANS), AZURE)
 
 
 def law(name: str) -> str:
-    """Return the law, a key of LAWS, that a length distribution's name begins with; "" if it names no law."""
+    """Return the law, a key of LAWS, in the name of a length distribution; "" if the name has none."""
     return name.partition("-")[0] if name in NAMES and name != AZURE else ""
 
 
 def draw(name: str, n: int, rng: np.random.Generator, longest: int) -> I4:
-    """Draw prompt and output tokens of n requests, shape (n, 2); no request has more than `longest` tokens in all."""
+    """Draw prompt and output tokens of n requests, shape (n, 2); prompt + output is at most `longest`."""
     if name == AZURE:
         return rows(longest)[rng.integers(0, len(rows(longest)), n)]
     kind, _, data = name.partition("-")
@@ -47,7 +47,7 @@ def draw(name: str, n: int, rng: np.random.Generator, longest: int) -> I4:
 
 
 def source() -> Path:
-    """Return the file of Azure-Conv's requests. UserError where TRACES_DIR lacks it."""
+    """Return the path of the file with Azure-Conv's requests. UserError if the folder TRACES_DIR lacks it."""
     folder = os.environ.get("TRACES_DIR", "")
     path = Path(folder) / CONV
     if not path.is_file():
@@ -66,8 +66,8 @@ def rows(longest: int) -> I4:
 def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: int) -> I4:
     """Draw prompt and output tokens of n requests, shape (n, 2), with the means of a data set.
 
-    A request of more than `longest` tokens is drawn again. The law's means are raised to make up for that, so that the
-    requests returned have the data set's means.
+    A request of more than `longest` tokens is drawn again, which lowers the means. The law gets greater means for this
+    reason, so that the requests returned have the data set's means.
     """
     numbers, scale = LAWS[law], np.array(_scale(data, law, longest))
     kept = np.empty((0, 2))
@@ -79,7 +79,7 @@ def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: i
 
 @cache
 def _scale(data: str, law: str, longest: int) -> tuple[float, ...]:
-    """Return the means of prompt and output with which the law's draws have the data set's means.
+    """Return the mean prompt and output to give the law, so that its draws have the data set's means.
 
     Only draws of at most `longest` tokens count.
     """

@@ -1,9 +1,9 @@
-"""Traces by name or by path, as arrays; the trace of a generator is drawn when it is loaded.
+"""Loading of traces, by name or by path, as arrays. A generator's trace is drawn when it is loaded.
 
-A trace of `manifest.toml` is searched in the folder TRACES_DIR, in `traces/data/`, and among the samples that come with
-the bench. If only a fitted stand-in is found, it is used and `notice` says so. A name with a slash is a member of a
-family, as `aegaeon-synth/40-0.1-1.0-1.0`. A name such as `azure-conv+models=8` splits a log of one stream among models
-(deal.py).
+The file of a trace in `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/`, and among the samples
+that come with the bench. If there is no file but a generator fitted to the trace, the generator's trace is loaded
+instead, and `notice` says so. A name with a slash is a member of a family, such as `aegaeon-synth/40-0.1-1.0-1.0`. A
+name such as `azure-conv+models=8` splits a log of one stream among models (deal.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def longest_tokens(self) -> int:
-        """The most prompt + output tokens of a request; for a generator, the most with any seed."""
+        """The greatest prompt + output tokens of a request; for a generator, the greatest with any seed."""
         if self.maker is not None:
             return synthetic.preset(self.maker).longest_tokens
         columns = self.prompt_tokens, self.output_tokens
@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def longest_output_tokens(self) -> int:
-        """The most output tokens of a request of this trace."""
+        """The greatest number of output tokens of a request in this trace."""
         return max(int(self.output_tokens[z].max()) for z in spilled.pieces(len(self), self.output_tokens))
 
     def where(self, row: int) -> str:
@@ -85,7 +85,7 @@ class Trace:
     def first(self, n: int) -> Trace:
         """Return the first n requests as a trace whose period ends at the arrival of request n + 1.
 
-        The trace has no shared prefixes.
+        Valid only for a trace with more than n requests and without shared prefixes.
         """
         columns = ("arrival_s", "model", "prompt_tokens", "output_tokens", "src_row")
         tenant = None if self.tenant is None else self.tenant[:n]
@@ -95,7 +95,7 @@ class Trace:
 
 @cache
 def manifest() -> Mapping[str, Mapping[str, Any]]:
-    """Read the manifest of named traces: their tier, note, licence, models, requests, span_s, and where to get them."""
+    """Read the manifest of named traces: tier, note, licence, models, requests, span_s, and where to get each."""
     return tomllib.loads((HERE / "manifest.toml").read_text("utf-8"))
 
 
@@ -134,10 +134,7 @@ def trace(name: str) -> Trace:
 
 
 def _nameable(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise UserError for a name that cannot be loaded as it stands.
-
-    This is a family named without a member, or a name with fields whose trace takes none.
-    """
+    """Raise UserError for the name of a family without a member, and for fields after a name that takes none."""
     head, plus, _ = name.partition("+")
     if "family" in entry:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
@@ -146,7 +143,7 @@ def _nameable(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def _of_file(path: Path) -> Trace:
-    """Load a canonical Parquet, or convert any other log; in that case the trace's notice says how."""
+    """Load a canonical Parquet, or convert any other log; the notice of a converted trace says how."""
     if path.suffix == ".parquet":
         try:
             if (long := schema.long(path)) is not None:
@@ -163,7 +160,7 @@ def _of_file(path: Path) -> Trace:
 
 
 def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
-    """Read a log that is split among models or loses its long requests, as its name asks.
+    """Read a log, leave out its long requests and split it among models, as `asked` says.
 
     The trace's note says how it was split, and how many requests were left out.
     """
@@ -193,7 +190,7 @@ class Family(NamedTuple):
 
     @property
     def generator(self) -> str:
-        """The name of a generator that draws traces of this member's kind. Raises UserError if none does."""
+        """The name of the generator that draws traces of this member's kind. Raises UserError if there is none."""
         scales = {(1.0, 1.0): "", (2.0, 1.0): "+lengths=sharegpt-ix2", (1.0, 2.0): "+lengths=sharegpt-ox2"}
         if (lengths := scales.get((self.prompt_x, self.output_x))) is None:
             raise UserError(f"{self.label} is not here, and no generator draws its lengths")
@@ -206,7 +203,10 @@ COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def family(name: str) -> Family | None:
-    """Read FAMILY/M-RATE-IN-OUT[+max_tokens=N]; None for a name without a family, UserError for a malformed one."""
+    """Parse FAMILY/M-RATE-IN-OUT[+max_tokens=N], the name of a member of a family; UserError for a malformed one.
+
+    None for a name that has no slash, or whose part before the slash is not a family.
+    """
     label, *pairs = name.split("+")
     head, slash, member = label.partition("/")
     if not slash or "family" not in (entry := manifest().get(head, {})):
@@ -238,8 +238,8 @@ def _of_family(name: str, member: Family) -> Trace:
 def sized(name: str, models: int) -> str:
     """Return the full name of the trace that a run of `models` models uses.
 
-    A generator's name states the number of streams. A trace that is not on this machine is replaced by the name of the
-    generator that stands in for it.
+    A generator that draws one stream for each model gets the field `models`, unless `name` states it. If the file of a
+    trace is not on this machine, the name of the generator that stands in for it is returned.
     """
     if (member := family(name)) is not None:
         return name if present(name) else member.generator
@@ -264,7 +264,7 @@ def drawn(name: str) -> bool:
 
 
 def present(name: str) -> Path | None:
-    """Find the file of a named trace on this machine; None if it is not here, or if a generator draws the trace."""
+    """Return the file of a named trace on this machine; None if it is not here, or if a generator draws the trace."""
     if (member := family(name)) is not None:
         path = member.entry["family"].replace("{}", member.label.partition("/")[2])
         return _first(path, f"{path}.gz", Path(path).name, f"{Path(path).name}.gz")
@@ -280,7 +280,7 @@ def present(name: str) -> Path | None:
 
 
 def folders() -> list[Path]:
-    """Return the folders in which files of traces are looked for."""
+    """Return the folders in which the files of traces are looked for."""
     return [Path(folder) for folder in (os.environ.get("TRACES_DIR"),) if folder] + [HERE / "data"]
 
 
@@ -298,7 +298,7 @@ def listing() -> list[dict[str, Any]]:
 
 
 def of_table(rows: pa.Table, source: str) -> Trace:
-    """Make a trace of a canonical table. Its rows are checked again, as the table may come from any file."""
+    """Make a trace from a canonical table. The rows are checked again, because the table may come from any file."""
     made = _of_pieces(rows.schema, rows.num_rows, [rows], source)
     tenant = _codes(rows["tenant"]) if "tenant" in rows.column_names and not rows["tenant"].null_count else None
     if tenant is None and "prefix_hashes" not in rows.column_names:
@@ -319,7 +319,10 @@ def _sha256(made: Trace, more: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _of_pieces(form: pa.Schema, n: int, pieces: Iterable[pa.Table], source: str) -> Trace:
-    """Make a trace from the pieces of a canonical table, in order; clients and shared prefixes are not read."""
+    """Make a trace from the consecutive pieces of a canonical table with the schema `form` and `n` rows.
+
+    The columns of clients and of shared prefixes are not read.
+    """
     meta = _facts(form.empty_table(), source)
     if not n:
         raise UserError(f"{source}: no rows")
@@ -438,9 +441,9 @@ def _codes(column: pa.ChunkedArray) -> I4:
 
 
 def _greedy(column: pa.ChunkedArray, where: Callable[[int], str]) -> bool:
-    """Tell whether all rows ask for temperature 0; an empty value does not ask for it.
+    """Tell whether all rows ask for temperature 0; a row with an empty value does not.
 
-    Raises UserError for an unknown word.
+    Raises UserError for a word that is not in SAMPLED.
     """
     words, codes = _words(column.fill_null("checkpoint"))
     wrong = np.flatnonzero(~np.isin(np.array(words, object), SAMPLED)[codes])

@@ -1,12 +1,12 @@
-"""Conversion of logs of gateways and servers to canonical tables: stamps, counts, model names and keyed hashes only.
+"""Conversion of logs of gateways and servers to canonical tables: times, counts, model names and keyed hashes only.
 
 A reader maps the fields of a record to canonical columns. It may also leave a record out and say why, for example that
-the request failed or that a cache answered it. Prompts, answers, keys and names of users are not used: only the mapped
-fields of a record are kept.
+the request failed or that a cache answered it. Prompts, answers, keys and names of users do not reach the table: it has
+the mapped fields alone, and sessions only as hashes.
 
-Conversations and prompt blocks are numbered by keyed hashes. The key is the BLAKE2b of the log's bytes, so it does not
-follow from the SHA-256 in the metadata. The same log gives the same numbers, and the table alone does not reveal the
-names.
+Sessions and prompt blocks are numbered by keyed hashes. The key is the BLAKE2b hash of the log's bytes, so the same log
+always gives the same numbers. The table alone does not reveal the names: the key cannot be computed from the SHA-256
+hash in the metadata.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def read(
     drop_bad: bool = False,
     **known: Any,
 ) -> pa.Table:
-    """Read a log as a canonical table; `fields` gives the log's name of each canonical column, or several names.
+    """Read a log as a canonical table; `fields` gives the log's own name, or several names, of each canonical column.
 
-    `expand` may split records, or add fields to them. `skip` returns the reason to leave a record out, "" for a record
-    that is not a request, or None for a record that is kept. If the log is a table, only the columns in `fields` and in
-    `also` are read; without `also` all columns are read. A stamp that is a number counts `unit` seconds. Rows are
-    sorted by their stamps, as logs are written when requests end. UserError names the line of a bad row. With
-    `drop_bad` such rows are left out instead. The metadata's `dropped` counts the rows that are left out, by reason.
+    Of several names, the first one with a value in the record is used. `expand` may split records, or add fields to
+    them. `skip` returns None to keep a record, "" for a record that is not a request, or else the reason to leave it
+    out. If the log is a table and `also` is given, only the columns in `fields` and `also` are read.
+
+    A numeric timestamp times `unit` is in seconds. Rows are sorted by time, because logs are written when requests end.
+    Rows that repeat a request id are left out. UserError names the line of a bad row; with `drop_bad` such rows are
+    left out instead. The metadata's `dropped` counts the rows that are left out, by reason.
     """
     names = {key: (name,) if isinstance(name, str) else name for key, name in fields.items()}
     wanted = None if also is None else {*also, *(name.split(".")[0] for each in names.values() for name in each)}
@@ -96,7 +98,7 @@ def read(
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], hashed: _Hashes, block_tokens: int | None) -> dict[str, pa.Array]:
-    """Return rows as columns, with keyed hashes in place of sessions and blocks."""
+    """Return rows as columns, with keyed hashes in place of the names of sessions and blocks."""
     columns: dict[str, pa.Array] = {
         "arrival_s": pa.array([row["arrival_s"] for row in rows], pa.float64()),
         "model": pa.array([_name(row.get("model")) for row in rows], pa.string()),
@@ -115,9 +117,9 @@ def _columns(rows: Sequence[Mapping[str, Any]], hashed: _Hashes, block_tokens: i
 def _wrong(
     row: dict[str, Any], names: Mapping[str, tuple[str, ...]], unit: float, block_tokens: int | None
 ) -> tuple[str, str] | None:
-    """Turn a row's stamp into seconds, and check its blocks.
+    """Turn a row's timestamp into seconds, in place, and check its prompt blocks.
 
-    Return None if both can be read, else the reason and the message for the fault.
+    Return None if both can be read. Otherwise return the reason to count the row under, and the text of the error.
     """
     at, blocks = row["arrival_s"], row.get("prefix_hashes")
     try:
@@ -130,14 +132,15 @@ def _wrong(
 
 
 def first(record: Record, names: Collection[str]) -> Any:
-    """Return the first value of some fields that is not blank; a dot in a name reaches into an object."""
+    """Return the first value under `names` that is not blank, else None; a dot in a name means a nested object."""
     return next((value for name in names if not blank(value := records.dig(record, name))), None)
 
 
 def seconds(value: Any, unit: float = 1.0) -> float | None:
-    """Return a stamp as seconds since 1970, or since the log's beginning; None for a blank one.
+    """Return a timestamp as seconds; None for a blank one.
 
-    Raises ValueError or TypeError for a value that is not a stamp.
+    A date gives seconds since 1970, in UTC if it states no time zone. A number is multiplied by `unit`. Raises
+    ValueError or TypeError for a value that is not a timestamp.
     """
     if value is None or value == "":
         return None
@@ -159,14 +162,15 @@ def _name(model: Any) -> str | None:
 
 
 def blank(value: Any) -> bool:
-    """Tell whether a value of a log is missing, or nothing but spaces."""
+    """Tell whether a value of a log is None, or text without anything but spaces."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def total(*counts: Any) -> Any:
-    """Add counts; a blank count adds nothing, nor does a negative one (unknown) after the first count.
+    """Return the sum of token counts; blank counts are skipped, and None is returned if all are blank.
 
-    If a count is not a number, return the first count as it is; the check of rows then accepts or refuses it.
+    A negative count means unknown and adds nothing, unless it is the first. If a count is not a number, return the
+    first count unchanged; the later check of the row accepts or refuses it.
     """
     known = [count for count in counts if not blank(count)]
     if len(known) <= 1 or not all(isinstance(count, int | float) or str(count).isdecimal() for count in known[1:]):
@@ -178,7 +182,7 @@ def total(*counts: Any) -> Any:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a value as a mapping: a mapping, a JSON object as text, or a list of pairs.
+    """Return a mapping, a JSON object as text, or a list of pairs as a mapping.
 
     Any other value gives an empty mapping.
     """
@@ -213,7 +217,7 @@ def _key(path: Path) -> bytes:
 
 
 class _Hashes:
-    """Keyed hashes, which stand for the names of sessions and blocks."""
+    """Keyed hashes that replace the names of sessions and blocks."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -227,7 +231,7 @@ class _Hashes:
         return int.from_bytes(blake2b(text.encode("utf-8", "replace"), key=self._key, digest_size=8).digest())
 
     def chain(self, blocks: Sequence[int]) -> list[int]:
-        """Return a number for each block, which identifies the block together with all blocks before it."""
+        """Return a number for each block of a prompt; it identifies the block together with all blocks before it."""
         numbers = [0]
         for block in blocks:
             key = numbers[-1], block

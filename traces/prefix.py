@@ -24,11 +24,11 @@ def read(
     column: str = "prefix_hashes",
     way_out: str = "bench trace convert --drop-bad",
 ) -> Prefix:
-    """Read a column of block hashes as ids that are numbered from 0 and differ between streams.
+    """Turn a column of block hashes into ids that are numbered from 0; streams share no ids.
 
     A row has one id for each whole block of its prompt, or no ids. An additional id for the last, partial block is left
-    out, as no engine shares a block that is not full. Raises UserError for any other number of ids. An id stands for a
-    block and all blocks before it, so an id that follows different ids in two rows raises UserError too.
+    out, because no engine shares a block that is not full. Any other number of ids raises UserError. An id stands for a
+    block and all blocks before it. So an id that follows different ids in two rows raises UserError too.
     """
     if not isinstance(block_tokens, int) or isinstance(block_tokens, bool) or block_tokens < 1:
         raise UserError(f'{where(0)}: column "prefix_hashes" without block_tokens in the metadata (--block-tokens)')
@@ -60,7 +60,10 @@ def read(
 
 
 def odd(lists: pa.Array, block_tokens: int, prompt_tokens: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell which rows have an empty id, or a number of ids that does not fit the blocks of their prompt."""
+    """Tell for each row whether it has an empty id, or a number of ids that does not fit the blocks of its prompt.
+
+    A row without ids is valid.
+    """
     offsets = lists.offsets.to_numpy().astype(np.int64)
     given, (whole, rest) = np.diff(offsets), np.divmod(prompt_tokens.astype(np.int64), block_tokens)
     ids = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -77,7 +80,7 @@ def picked(prefix: Prefix, row: I8) -> Prefix:
 
 
 def numbered(*keys: NDArray[Any]) -> I8:
-    """Return a number for the tuple of keys in each row; equal tuples have the same number, counted from 0."""
+    """Return a number for each row's tuple of `keys`; distinct tuples are numbered from 0."""
     number = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         code = np.unique(key, return_inverse=True)[1].astype(np.int64)
@@ -86,9 +89,9 @@ def numbered(*keys: NDArray[Any]) -> I8:
 
 
 def seen_tokens(prefix: Prefix, prompt_tokens: I4) -> I8:
-    """Return for each prompt the tokens that an unlimited prefix cache has from earlier prompts.
+    """Return for each prompt the number of tokens that an unlimited prefix cache has from earlier prompts.
 
-    These are the tokens of whole blocks, but never the last token of a prompt.
+    Only whole blocks count, and never the last token of a prompt.
     """
     new = np.zeros(len(prefix.ids), bool)
     new[np.unique(prefix.ids, return_index=True)[1]] = True

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class Law(NamedTuple):
-    """The distribution of a length, by quantiles in tokens.
+    """The distribution of a length: `tokens` has the quantiles at the probabilities `at`.
 
     Between quantiles the logarithm of the length is interpolated, or the length itself if `log` is False.
     """
@@ -63,6 +63,6 @@ RANK_CORRELATION = {  # Spearman's, of prompt and output
 
 
 def quantile(u: NDArray[np.float64], law: Law) -> NDArray[np.int32]:
-    """Return the lengths at the quantiles `u`, in whole tokens."""
+    """Return the quantiles of a law at the probabilities `u`, in whole tokens."""
     tokens = np.exp(np.interp(u, law.at, np.log(law.tokens))) if law.log else np.interp(u, law.at, law.tokens)
     return np.clip(np.rint(tokens), math.ceil(law.tokens[0]), math.floor(law.tokens[-1])).astype(np.int32)

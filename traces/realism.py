@@ -1,7 +1,7 @@
-"""Realism of synthetic traces: the mean over many draws, compared with the measured values of `traces/targets.toml`.
+"""Realism of synthetic traces: a generator's mean statistics, compared with measured values (`traces/targets.toml`).
 
-Single draws scatter, so the mean decides. A window is as long as the measured one, and a longer draw is cut into such
-windows. If a trace is shorter, its generator draws traces of the measured length, which are judged instead.
+Single draws scatter, so the mean over `DRAWS` draws is compared. Every draw is cut into windows of the length of the
+measured one. If the trace is shorter than that, its generator makes longer draws for the comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ SHOWN = 3  # the worst of what is off
 
 
 class Statistic(NamedTuple):
-    """A statistic that generators are fitted to: its key in `stats`, its quartile, its name, and how it is judged."""
+    """A statistic that generators are fitted to, and how its deviation is judged.
+
+    `key` is its key in `stats`, and `at` the index of the quartile, or None for a single value. If `points` is true,
+    the deviation is a difference, else a ratio. If `judged` is false, the deviation is shown but does not affect the
+    verdict.
+    """
 
     key: str
     at: int | None
@@ -50,7 +55,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The measured values that a generator is compared with, by row of `ROWS`.
+    """The measured values with which a generator is compared, keyed by the statistics in `ROWS`.
 
     It also has the length of the measured window and the streams that are compared.
     """
@@ -95,10 +100,10 @@ def realism(maker: str) -> Realism | None:
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
-    """Return the verdict on how near a trace's generator comes to its target.
+    """Return the verdict on how near the statistics of a trace's generator come to their target.
 
-    For a trace without a generator, return the verdict in its file. `used` are the streams of a model set with their
-    shifts: if they are those of a released set, the generator is compared with the target of that set.
+    For a trace without a generator, return the verdict in its file. `used` has the stream and shift of each model of a
+    set. If these are the streams of a released set of Arena-Chat, the generator is compared with that set's target.
     """
     if trace.maker is None:
         return trace.fit
@@ -111,9 +116,9 @@ def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str |
 
 
 def pick(value: Any, row: Statistic) -> float:
-    """Return the number of a statistic that `row` asks for: its only value, or one of its quartiles.
+    """Return one number from a statistic's value: the value itself, or the quartile at the index `row.at`.
 
-    NaN if the statistic has no quartiles.
+    NaN if the list of quartiles is empty.
     """
     if row.at is None:
         return float(value)
@@ -121,19 +126,19 @@ def pick(value: Any, row: Statistic) -> float:
 
 
 def measure(draw: Trace, target: Target) -> dict[Statistic, float]:
-    """Return a draw's value of each statistic that the target has, as the mean over the draw's windows."""
+    """Return the value that a draw has of each statistic of the target: the mean over the draw's windows."""
     each = [stats(window) for window in _windows(draw, target)]
     return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 
 
 def mean(draws: Iterable[Mapping[Statistic, float]]) -> dict[Statistic, float]:
-    """Return each statistic's mean over draws."""
+    """Return each statistic's mean over draws; draws in which it is NaN are left out."""
     every = list(draws)
     return {row: _mean(draw[row] for draw in every) for row in every[0]}
 
 
 def off(means: Mapping[Statistic, float], target: Target) -> dict[Statistic, float]:
-    """Return the deviation of each statistic from its target: the difference for shares, else the relative error."""
+    """Return the deviation of each statistic from its target: a difference if `points`, else the relative error."""
     return {
         row: means[row] - value if row.points else means[row] / value - 1 if value else math.nan
         for row, value in target.values.items()
@@ -152,7 +157,7 @@ def verdict(means: Mapping[Statistic, float], target: Target) -> str:
 
 
 def shown(row: Statistic, x: float) -> str:
-    """Format a difference as it is judged, in points or per cent; "-" for NaN."""
+    """Format a deviation, in points or in per cent as its statistic is judged; "-" for NaN."""
     if math.isnan(x):
         return "-"
     return f"{100 * x:+.1f} points" if row.points else f"{100 * x:+.0f} %"
@@ -163,7 +168,7 @@ def table(
 ) -> Iterator[tuple[str, ...]]:
     """Yield a heading, and a row of cells for each statistic.
 
-    The cells are the name, the target, the mean of the draws, its deviation, this draw and a note.
+    The cells are the name, the target, the mean over draws, its deviation, the value of this draw, and a note.
     """
     yield ("statistic", "target", f"mean of {DRAWS}", "off", "this draw", "")
     far = off(means, target)

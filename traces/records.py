@@ -1,7 +1,7 @@
-"""Records of a log file: JSON in any arrangement, CSV or Parquet, also gzipped.
+"""Records of a log file: CSV, Parquet, or JSON in any arrangement; CSV and JSON may be gzipped.
 
-A file's kind is known by its first bytes, or for a Parquet by the ending of its name. Each record comes with its place:
-the line where it begins, or its row in a Parquet. From a CSV or a Parquet, only the columns asked for are read.
+The first bytes of a file tell its kind; a name that ends in .parquet or .pq also means Parquet. Each record comes with
+the line where it begins, or with its row in a Parquet. From a CSV or a Parquet, only the columns asked for are read.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
 
 
 def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple[int, Record]]:
-    """Yield the records of a file, each with its line number.
+    """Yield the records of a file, each with its line number, or with its row in a Parquet.
 
-    If the file is a table, only the columns in `fields` are read. Raises UserError if the file cannot be read.
+    If `fields` is given, only these columns of a CSV or a Parquet are read. Raises UserError if the file cannot be
+    read.
     """
     with reading(path):
         every = _of_kind(path, fields)
@@ -123,7 +124,8 @@ def _csv(path: Path, text: io.TextIOWrapper, fields: Collection[str] | None) -> 
 def _json(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield the objects of a JSON file, each with its line number.
 
-    They may follow each other, be in an array, or be in the only list of objects of one outer object.
+    The file may be a sequence of objects or an array of objects. If it is one object with exactly one list of objects,
+    these are yielded, else the one object.
     """
     with opened(path) as file:
         text = file.read().decode("utf-8-sig")
@@ -179,7 +181,7 @@ def _object(path: Path, line: int, value: Any) -> Record:
 
 
 def dig(record: Record, name: str) -> Any:
-    """Return the value under a name, which may reach into objects with dots; None if there is no value."""
+    """Return the value under a name, or None; a dot in the name means a field of a nested object."""
     if name in record:
         return record[name]
     value: Any = record

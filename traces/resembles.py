@@ -1,4 +1,4 @@
-"""The shipped regime that a trace resembles: the generator with the nearest popularity, idleness and bursts."""
+"""Comparison of a trace with the bench's generators (regimes): the nearest in popularity, idleness and bursts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POINTS, RATIO = 0.05, math.log(1.25)
 
 
 class Likeness(NamedTuple):
-    """The comparison of a trace's statistics with those of a shipped generator (a regime)."""
+    """The comparison of a trace's statistics with those of one of the bench's generators (a regime)."""
 
     regime: str
     distance: float  # mean of how many times its tolerance each statistic is off; about 1 is as near as draws are
@@ -30,9 +30,9 @@ class Likeness(NamedTuple):
 
 
 def likenesses(facts: Mapping[str, Any]) -> list[Likeness]:
-    """Compare the statistics of a trace with those of each shipped generator, and list the nearest first.
+    """Compare the statistics of a trace with those of each of the bench's regimes, and list the nearest first.
 
-    The list is empty for a trace of one model, or one that is too short.
+    The list is empty for a trace of one model, and for one shorter than 600 s.
     """
     if facts["models"] < 2 or facts["span_s"] < SPAN_S[0]:
         return []
@@ -59,7 +59,7 @@ def _middle(quartiles: list[float]) -> float:
 
 
 def sentence(facts: Mapping[str, Any], ranked: list[Likeness]) -> str:
-    """Say which regime is nearest to a trace, and how near it is."""
+    """Return words for a report that name the regime nearest to a trace, and say how near it is."""
     if not ranked:
         why = "one model" if facts["models"] < 2 else f"under {SPAN_S[0]:g} s"
         return f"compared with no regime: {why}"

@@ -1,7 +1,7 @@
-"""The canonical table: one row per request, sorted by arrival; it has a nullable column only if its source does.
+"""The canonical table: one row per request, sorted by arrival; an optional column is present only if the source has it.
 
 Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin, seed,
-time_scale, time_unit and whether it was guessed, block_tokens. There are also `dropped` (rows that a converter left
+time_scale, block_tokens, time_unit and whether it was guessed. There are also `dropped` (rows that a converter left
 out, by reason), whether streams are `ordered`, and for synthetic traces maker and fit. Rows are hashed by content, so
 the hash does not depend on the Parquet writer.
 """
@@ -58,12 +58,12 @@ AGAIN = "with the id of an earlier row"  # why a row is left out
 
 
 def longer(tokens: int) -> str:
-    """Return the reason under which `dropped` counts rows that were left out for having more than `tokens` tokens."""
+    """Return the words with which `dropped` counts the rows left out for having more than `tokens` tokens."""
     return f"of more than {tokens} tokens"
 
 
 def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
-    """Make a canonical table from arrays by column, cast to the schema's types and in its order."""
+    """Make a canonical table from arrays by name; columns get the types and the order of the schema."""
     fields = [(name, kind) for name, kind in COLUMNS.items() if name in columns]
     arrays = [_array(columns[name], kind) for name, kind in fields]
     schema = pa.schema(
@@ -78,7 +78,7 @@ def _encoded(meta: Mapping[str, Any]) -> dict[bytes, bytes]:
 
 
 def write(rows: pa.Table, path: Path) -> None:
-    """Write a canonical table as Parquet, first under a temporary name, so that no reader sees a part of it."""
+    """Write a canonical table as Parquet, first under a temporary name, so that no reader sees an incomplete file."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         pq.write_table(rows, part, compression="zstd")
@@ -108,8 +108,8 @@ def read(path: Path) -> pa.Table:
 def long(path: Path) -> tuple[pa.Schema, int] | None:
     """Return the schema and number of rows of a canonical Parquet that must be read in pieces; None for any other file.
 
-    Such a file is too long for memory, and has neither clients nor shared prefixes. A file that is not Parquet gives
-    None too, as `read` raises the error.
+    Such a file is too long for memory, and has neither clients nor shared prefixes. Also None for a file that is not
+    Parquet; `read` raises the error for it.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -123,7 +123,10 @@ def long(path: Path) -> tuple[pa.Schema, int] | None:
 
 
 def pieces(path: Path) -> Iterator[pa.Table]:
-    """Yield a canonical Parquet in pieces of rows, with the required columns and `src_row`; UserError as for `read`."""
+    """Yield the rows of a canonical Parquet piece by piece, with the required columns and `src_row` alone.
+
+    Raises UserError if the file cannot be read.
+    """
     with reading(path), pq.ParquetFile(path) as file:
         names = [name for name in (*REQUIRED, "src_row") if name in file.schema_arrow.names]
         for group in range(file.num_row_groups):  # one iteration over all groups would read ahead without bound
@@ -133,7 +136,7 @@ def pieces(path: Path) -> Iterator[pa.Table]:
 
 
 def _canonical(path: Path, form: pa.Schema) -> None:
-    """Raise UserError where columns are missing or of another type."""
+    """Raise UserError if required columns are missing, or if a canonical column has the wrong type."""
     with reading(path):
         names = form.names  # some may not be UTF-8
     for name in REQUIRED:
@@ -147,7 +150,7 @@ def _canonical(path: Path, form: pa.Schema) -> None:
 
 
 def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
-    """Return a canonical table with `note` appended to the note in its metadata, and with the facts `more` added."""
+    """Return a canonical table with `note` appended to its metadata's note, and with `more` added to the metadata."""
     meta = metadata(rows) | more
     notes = [str(meta["note"])] if meta.get("note") else []
     meta["note"] = "; ".join([*notes, note] if note else notes)
@@ -155,9 +158,10 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
 
 
 def foreign(path: Path) -> bool:
-    """Tell whether a Parquet file is not a canonical trace: it holds a run's requests, or lacks canonical columns.
+    """Tell whether a Parquet file is not a canonical trace: it has a run's requests, or lacks canonical columns.
 
-    A file counts as lacking them if it has neither request ids, nor arrivals, nor output tokens.
+    It lacks canonical columns if it has neither request_id, nor arrival_s, nor output_tokens. False for a file that
+    cannot be read.
     """
     try:
         names = set(pq.read_schema(path).names)

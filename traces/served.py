@@ -1,4 +1,4 @@
-"""Raw columns of a file, and the choice of the rows that were served, each request once, by state and id."""
+"""Raw columns of a file, and the selection of the rows of served requests, each request id once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 def answered(source: Source, columns: Mapping[str, str], left: dict[str, int]) -> Source:
     """Return the rows of requests that were served, without rows that repeat an id.
 
-    The others are counted in `left`, each by the first reason to leave it out.
+    Each of the other rows is counted in `left`, under the first reason to leave it out.
     """
     keep = np.ones(len(source.lines), bool)
     if (column := columns.get("status")) is not None:
@@ -64,6 +64,6 @@ def answered(source: Source, columns: Mapping[str, str], left: dict[str, int]) -
 
 
 def count(left: dict[str, int], reason: str, rows: int = 1) -> None:
-    """Add rows that are left out for a reason to the counts in `left`."""
+    """Add `rows` to the number of rows that `left` counts under a reason."""
     if rows:
         left[reason] = left.get(reason, 0) + rows

@@ -43,7 +43,7 @@ MEANS = {  # what a trace's name, tier, requests, models, span and rate do not t
 
 
 def stats(trace: Trace) -> dict[str, Any]:
-    """Measure a trace's popularity, burstiness, idleness and lengths: the statistics in MEANS, and its facts.
+    """Measure a trace's popularity, bursts, idleness and lengths: the statistics in MEANS, and facts such as its span.
 
     Standard deviations are of the population (ddof 0). The time before a model's first request and the time after its
     last one do not count as gaps.
@@ -99,7 +99,7 @@ def _minutes(times: F8, span_s: float) -> NDArray[np.int64]:
 
 
 def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
-    """Tell for each model and each second whether the model had a request in the past 2 minutes: (models, seconds)."""
+    """Tell whether each model had a request in the past 2 minutes, for each second; shape (models, seconds)."""
     at = np.arange(0.0, span_s, 1.0)
     before = [
         np.searchsorted(times, at, "right") > np.searchsorted(times, at - ACTIVE_S, "right") for times in by_model
@@ -110,7 +110,7 @@ def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
 def _together(by_model: list[F8]) -> float | None:
     """Return the share of the models' returns from idleness that are within 10 s of another model's return.
 
-    None if there are fewer than two returns.
+    A return is a model's first request after more than 2 minutes without any. None if there are fewer than two returns.
     """
     returns = [times[1:][np.diff(times) > ACTIVE_S] for times in by_model]
     when, owner = np.concatenate(returns), np.repeat(np.arange(len(returns)), [len(each) for each in returns])
@@ -126,7 +126,7 @@ def _together(by_model: list[F8]) -> float | None:
 
 
 def _hours(trace: Trace) -> NDArray[np.int64]:
-    """Return the requests of each model in each whole hour: (models, hours)."""
+    """Count the requests of each model in each whole hour; shape (models, hours)."""
     whole = int(trace.span_s // HOUR_S)
     inside = trace.arrival_s < whole * HOUR_S
     hour = (trace.arrival_s[inside] // HOUR_S).astype(np.int64)

@@ -1,22 +1,22 @@
 """Presets of synthetic traces fitted to measured ones, and their streams; drawing.py draws them.
 
-A trace's name is a preset and the parameters that differ, as in "hyperbolic-like+models=18+span_s=7200":
+A trace's name is a preset and the parameters that differ from it, as in "hyperbolic-like+models=18+span_s=7200":
 
-hyperbolic-like        eight streams of Prism's Hyperbolic figure (digitised by us): counts and each stream's own kind
+hyperbolic-like        seven streams digitised from Prism's Hyperbolic figure, and an eighth of ours
 hyperbolic-like-drift  the same, but streams swap their popularity every 5 minutes, and two streams have herds
 arena-like             stands in for Arena-Chat: its 27 streams, or the 4, 8 or 18 that Prism's released sets use
-aegaeon-like           equal rates, Poisson, ShareGPT lengths: the kind of Aegaeon's released workloads
+aegaeon-like           Poisson streams of equal rates with ShareGPT's lengths, like Aegaeon's released workloads
 sample                 a minute to try things on
-closed                 a closed loop: clients that each send the next request when the last one has ended
-poisson                one Poisson stream, its lengths of a law of a data set's means (traces/laws.py)
-power-law              Poisson streams, of which the k-th most popular has a rate in proportion to k^-alpha
+closed                 a closed loop: each client sends its next request when its last one has ended
+poisson                one Poisson stream, whose lengths follow a law with a data set's means (traces/laws.py)
+power-law              Poisson streams; the k-th most popular has a rate proportional to k^-alpha
 hot-cold               two Poisson streams, cold at cold_rps and hot at rate_rps
 
 While a stream is on, its requests come in clusters of geometric size; on and off times are lognormal. A herd is a crowd
-of requests within 2.5 s. A stream with ticks sends requests at the ticks of a clock. A stream of arena-like is Poisson
-between its first and last use in Arena-Chat's ten minutes, at one rate in each half of that time. A longer span repeats
-these uses with other requests. Whenever a trace is used, its distance from the measured values of `traces/targets.toml`
-is computed.
+of requests within 2.5 s. A stream with ticks sends requests near the ticks of a clock. A stream of arena-like is
+Poisson between its first and last use in Arena-Chat's ten minutes, with one rate in each half of that time. In a longer
+span these ten minutes repeat, each time with newly drawn requests. Whenever a trace is used, its distance from the
+measured values of `traces/targets.toml` is computed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Preset:
 
     @property
     def longest_tokens(self) -> int:
-        """The most prompt + output tokens of a request, with any seed."""
+        """The greatest prompt + output tokens of a request, with any seed."""
         if self.lengths in laws.NAMES:
             return self.max_tokens
         prompt, output = self.quantiles
@@ -101,12 +101,12 @@ class Preset:
 
     @property
     def sent(self) -> int:
-        """Requests that the clients of one stream send in all, in a closed loop."""
+        """The number of requests that the clients of one stream of a closed loop send together."""
         return self.requests or WAVES * self.clients
 
     @property
     def nominal_s(self) -> float:
-        """Seconds that a client of a closed loop spends on a request, for forecasts that need a rate."""
+        """The seconds that a closed loop's client is assumed to spend on a request, for forecasts that need a rate."""
         return self.think_s + NOMINAL_TPOT_S * float(quantile(np.array([0.5]), self.quantiles[1])[0])
 
     def times(self, scale: float) -> Preset:
@@ -194,21 +194,21 @@ REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}
 
 
 def popularity(models: int) -> F8:
-    """Return the shares of requests of hyperbolic-like's streams, in their order; they sum to 1."""
+    """Return the share of requests of each of the `models` streams of hyperbolic-like, in order; the sum is 1."""
     counts = np.array([HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(models)], np.float64)
     return np.asarray(counts / counts.sum(), np.float64)
 
 
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
-    """Delay a stream's stamps by `shift_s` seconds; a stamp past `span_s` wraps around to 0.
+    """Delay a stream's arrivals by `shift_s` seconds; an arrival past `span_s` wraps around to the start.
 
-    A negative shift does not wrap around: a stamp that would be below 0 becomes 0.
+    A negative shift does not wrap around: an arrival that would be before 0 is moved to 0.
     """
     return np.asarray(np.maximum(arrival_s + shift_s, 0.0) % span_s, np.float64) if shift_s else arrival_s
 
 
 class Reused(NamedTuple):
-    """A stream of Arena-Chat that a released set uses, delayed by `shift_s`."""
+    """One use of an Arena-Chat stream in a released set: the stream delayed by `shift_s` seconds."""
 
     name: str
     rank: int
@@ -275,12 +275,12 @@ MOST = 1e9  # largest number: as many seconds, in nanoseconds, fit 63 bits
 
 
 def free(name: str) -> list[str]:
-    """Return the names of a preset's numeric parameters that the name of a trace may set."""
+    """Return the names of the parameters of a preset that the name of a trace may set."""
     return [key for key in FREE if name in ONLY.get(key, {name})]
 
 
 def preset(text: str) -> Preset:
-    """Read NAME+FIELD=VALUE...; UserError names an unknown preset or field, and a value out of range."""
+    """Parse NAME+FIELD=VALUE...; UserError names an unknown preset or field, or a value out of range."""
     name, *pairs = text.split("+")
     if name not in PRESETS:
         raise UserError(f'no generator "{name}"{meant(name, PRESETS)} ({", ".join(PRESETS)})')
@@ -334,7 +334,7 @@ def _out_of_bounds(p: Preset) -> Iterator[str]:
 
 
 def _unfit(p: Preset) -> Iterator[str]:
-    """Yield a message for each fault of parameters that are within their bounds but do not go together."""
+    """Yield a message for each conflict between parameters, and for a `range_ratio` that is not in [0, 1)."""
     if p.clients and p.sent <= p.clients:
         yield f"{p.sent} requests of {p.clients} clients: the first of each is only warm-up"
     if not 0 <= p.range_ratio < 1:

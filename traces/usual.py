@@ -1,4 +1,4 @@
-"""Usual names of the columns of logs, and usual units of their stamps."""
+"""Usual names of the columns of logs, and usual units of their timestamps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ SHOWN = 12
 
 
 def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str, str]:
-    """Find the columns that have a usual name; UserError names all that are missing, each with the closest name."""
+    """Return the file's column for each canonical column in `missing`, found by its usual names.
+
+    UserError names all that are not found, each with the column whose name is closest.
+    """
     columns: dict[str, str] = {}
     lacks: list[str] = []
     last = {name: _plain(name.rpartition(".")[2]) for name in names}
@@ -76,7 +79,7 @@ def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str,
 
 
 def optional(names: Sequence[str]) -> dict[str, str]:
-    """Find the columns of ids and states of requests that have a usual name."""
+    """Return the columns of request ids and of request states, found by their usual names."""
     fits = {key: [name for plain in OPTIONAL[key] for name in names if _plain(name) == plain] for key in OPTIONAL}
     return {key: every[0] for key, every in fits.items() if every}
 
@@ -84,8 +87,8 @@ def optional(names: Sequence[str]) -> dict[str, str]:
 def served(status: Any) -> bool:
     """Tell whether a status is that of a request that was served.
 
-    Such a status is empty, 0, an HTTP status of 2xx, or a text that has no word of failure. A text that begins by
-    denying a failure, as "no error", counts too.
+    Such a status is empty, 0, an HTTP status of 2xx, or a text without any word of failure. A text that begins with a
+    denied failure, such as "no error", is also such a status.
     """
     text = "" if status is None else str(status).strip()
     if (code := number(text.partition(" ")[0])) is not None:
@@ -99,10 +102,10 @@ def _plain(name: str) -> str:
 
 
 def unit(name: str, stamps: pa.Array, *, trusted: bool = False) -> TimeUnit:
-    """Guess the unit of stamps from their type, their column's name, their size, or the gaps between them.
+    """Guess the unit of timestamps from their type, their column's name, their size, or the gaps between them.
 
-    The guess is seconds if none of these decides. It is seconds also for `trusted` numbers whose column has no unit in
-    its name.
+    The guess is seconds if none of these decides. If `trusted` is true, a column of numbers is in seconds unless its
+    name states a unit.
     """
     if pa.types.is_temporal(stamps.type):
         return "datetime"

@@ -1,4 +1,4 @@
-"""The workload on which SLO bases are measured: the trace's requests, or drawn ones for models that have few."""
+"""The workload on which SLO bases are measured: the trace's requests, and drawn ones for models with few requests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DRAWN = 1000  # requests that stand in for a rare model's
 def base(trace: Trace, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
     """Return the jobs on which SLO bases are measured: the trace at rate scale 1, without SLOs.
 
-    A model with fewer than `RARE` requests gets `DRAWN` Poisson arrivals instead. These come at the model's mean rate,
-    or one request per span if it has none. Their pairs of lengths are drawn from all rows of the trace that the model
-    can serve. They may last longer than the span, and share no prefix blocks. A closed loop is returned as it is. If a
-    trace is too long for memory, only its first requests are used, as many as memory can hold.
+    A model with fewer than `RARE` requests gets `DRAWN` Poisson arrivals instead. They come at the model's mean rate,
+    or at one request per span if it has none. Their pairs of lengths are drawn from all rows of the trace that the
+    model can serve. The drawn arrivals may go on after the span, and share no prefix blocks. The jobs of a closed loop
+    are not changed. If a trace is too long for memory, only its first `MOST_HELD` requests are used.
     """
     if in_pieces(trace):
         trace = trace.first(spilled.MOST_HELD)
@@ -55,7 +55,7 @@ def base(trace: Trace, models: ModelSet, seed: int, assign: Assign = "released")
 
 
 def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:
-    """Return prefix blocks of the rows `kept`, followed by requests without blocks, put in the order `order`."""
+    """Append requests without blocks to the prefix blocks of the rows `kept`, and return all in the order `order`."""
     blocks = picked(prefix, kept)
     drawn = np.full(len(order) - len(kept), blocks.offsets[-1])
     return picked(blocks._replace(offsets=np.append(blocks.offsets, drawn)), order)

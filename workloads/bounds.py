@@ -20,9 +20,9 @@ SHOWN = 60  # characters of a wrong value
 
 
 def count(value: Any, name: str, key: str, where: str) -> int:
-    """Return a dimension of a shape, once it is checked.
+    """Return `value`, a dimension of a model, if it is a whole number within the bounds that LIMITS has for `name`.
 
-    Raises UserError, with the file and the key, unless the dimension is a whole number within its bounds.
+    Raises UserError otherwise, with the file (`where`) and the key.
     """
     least, most = LIMITS[name]
     if type(value) is not int:
@@ -33,7 +33,7 @@ def count(value: Any, name: str, key: str, where: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """Return a value of a file on one line, cut to SHOWN characters."""
+    """Return a value from a file as one line of JSON, cut to SHOWN characters."""
     try:
         text = json.dumps(value, default=str)
     except (ValueError, RecursionError):  # thousands of digits, or lists within lists

@@ -1,16 +1,16 @@
 """Jobs from a trace and a set of models: streams are mapped to models, rotated, scaled and cut to a window.
 
 A replayed trace is circular. A seed gives every stream its own start offset, so that runs of one trace differ. A window
-as long as the trace holds every row once. The warm-up before the window, at t < 0, repeats rows from the end of the
+as long as the trace has every row once. The warm-up before the window, at t < 0, repeats rows from the end of the
 circle.
 
-Planners must not know the window. So a replayed trace is cut into two folds, each a circle of its own: a seed replays
+Planners must not know the window. So a replayed trace is cut into two folds, each of which is a circle: a seed replays
 one fold, and planners see the other. For a synthetic trace, planners see what another seed draws.
 
 A prompt shares blocks only with prompts of the same model, the same copy of the trace and the same pass through it.
-Copies and repetitions stand for other users of the same kind. So a higher rate or a longer window brings no prefix hits
-that the trace does not have. If clients have different offsets, they may share blocks in another order than in the
-trace.
+Copies and repetitions represent other users of the same kind. So a higher rate or a longer window brings no prefix hits
+that the trace does not have. If clients have different offsets, prompts may use a shared block in another order than in
+the trace.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ def build(
 ) -> Jobs:
     """Make the jobs that arrive in the window [0, window_s) and in the `warmup_s` before it; ids follow arrival order.
 
-    none       the trace at its own stamps, for a rate scale of 1; no warm-up unless one is asked for
+    none       the trace at its own times; the rate scale must be 1, and there is no warm-up unless it is asked for
     rotate     ceil(rate_scale) copies of the trace; each stream of each copy has its own random offset on the circle
     replicate  the same number of copies; a stream has the same offset in every copy
-    time       one copy, whose stamps and span are divided by rate_scale
+    time       one copy, whose arrival times and span are divided by rate_scale
     clients    as rotate, but whole clients are copied and shifted; the trace must name its clients
 
-    If the last copy counts for a fraction f, each of its streams keeps every (1/f)-th request, beginning at a seeded
-    one. So the share is the same at all times, and the number of requests is exact to one. `clients` keeps a part of
-    the clients instead, with all their requests.
+    A rate scale of 2.25 takes two whole copies, and the fraction f = 0.25 of a third. Each stream of that copy keeps
+    every (1/f)-th request, from a random one on. So f is the same at all times, and a stream's number of requests is
+    right to within one. With `clients`, the last copy has some of the clients, with all their requests.
 
     In a closed loop the rate scale multiplies the clients, and neither window nor warm-up cuts the requests: see
     `_loop`. `slo` gives TTFT and TPOT in seconds by model; a model that it lacks has no SLO. `fold` (see `window_fold`)
@@ -129,8 +129,8 @@ REQUEST = np.dtype(  # form in which requests of a long workload wait to be sort
 def _by_pieces(picking: Picking, at: _Window, ttft_slo_s: F8, tpot_slo_s: F8) -> Jobs:
     """Build the jobs of a trace that is read in pieces.
 
-    Requests are written to files by stretch of time, and each stretch is sorted in memory. The order is that of one
-    sort of all requests: equal stamps are ordered by copy, then by row of the trace.
+    Each request is written to a temporary file for its stretch of time, and each file is then sorted in memory. The
+    result is as if all requests were sorted at once. Equal times are ordered by copy, then by row of the trace.
     """
     trace, names, thinned = picking.trace, picking.models.names, dict[int, I8]()
     length_s = at.end_s - at.begin_s
@@ -174,9 +174,9 @@ def closed(trace: Trace) -> synthetic.Preset | None:
 
 
 def hold(trace: Trace, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
-    """Raise UserError if a run, or the copies that it is cut from, would have more requests than can be held.
+    """Raise UserError if a run, or the copies from which it is cut, would have more requests than the limit.
 
-    Also raise it if clients are to be scaled and the trace names none.
+    Also raise it if whole clients are to be copied and the trace names none.
     """
     if scaling == "clients" and closed(trace) is None:
         _named_clients(trace, trace.tenant)
@@ -202,9 +202,10 @@ def window_span_s(trace: Trace, origin: str) -> float:
 def _loop(
     trace: Trace, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
 ) -> Jobs:
-    """Make a closed loop's jobs: each model's clients send the model's rows in turn.
+    """Make a closed loop's jobs: each model's clients send the model's rows, one client after the other.
 
-    The clients begin at -`warmup_s`. A client sends its next request `think_s` after its last one has ended.
+    The clients begin at -`warmup_s` seconds. After the last client the first one continues. A client sends its next
+    request `think_s` after its last one has ended.
     """
     if scaling in {"replicate", "time"}:
         raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
@@ -242,11 +243,12 @@ def plan(
     They are computed from these requests:
 
     held-out  the other fold of a replayed trace; for a synthetic trace, what another seed draws
-    window    the fold or the draw that the seed itself replays: an upper bound, as no planner knows the future
+    window    the fold or the draw that the seed itself replays: an upper bound, because no planner knows the future
     trace     the whole trace
     prefix    the first tenth of the trace
 
-    A model without requests among these gets the rate of one request and the mean lengths of all models.
+    A model without any of these requests gets the rate of one request in their span, and the mean lengths of all
+    models.
     """
     positive("rate scale", rate_scale)
     seen = _seen(trace, models, origin, seed, assign)
@@ -265,7 +267,7 @@ def plan(
 def requests_seen(
     trace: Trace, models: ModelSet, origin: Origin, seed: int = 0, assign: Assign = "released"
 ) -> list[int]:
-    """Count the requests of each model that planners see."""
+    """Count the requests of each model that planners see; for `origin` see `plan`."""
     return [int(n) for n in _seen(trace, models, origin, seed, assign).counts]
 
 
@@ -298,9 +300,9 @@ def _seen(trace: Trace, models: ModelSet, origin: Origin, seed: int, assign: Ass
 
 
 def rate_rps(trace: Trace, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
-    """Return the requests per second at rate scale 1, as the generator states them.
+    """Return the requests per second of all models at rate scale 1.
 
-    Without such a statement, return the rate in the rows that are replayed.
+    The rate is the one that the trace's generator states, or else that of the rows that are replayed.
     """
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     if made is not None and made.rate_rps:
@@ -312,7 +314,10 @@ def rate_rps(trace: Trace, models: ModelSet, seed: int = 0, origin: Origin = "tr
 
 
 def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:
-    """Renumber the prefix blocks of rows from 0, so that no two models, copies or laps share a block."""
+    """Renumber the prefix blocks of rows from 0, so that no two models, copies or laps share a block.
+
+    A lap is one pass through the circular trace.
+    """
     if prefix is None:
         return None
     blocks = picked(prefix, row)
@@ -331,10 +336,10 @@ class _Window(NamedTuple):
     end_s: float
 
     def requests(self, rows: Picked, thinned: dict[int, I8] | None = None) -> tuple[F8, I8, I8, I8]:
-        """Return the stamps of all requests that the rows give in the window, and the row, copy and lap of each.
+        """Return the arrival times of all requests in the window, and the row, copy and lap of each.
 
-        A row may give several requests, or none. For a trace in pieces, `thinned` has for each copy the number of rows
-        of each model in earlier pieces.
+        A lap is one pass through the circle. A row may give several requests, or none. For a trace in pieces, `thinned`
+        has for each copy the number of rows of each model in earlier pieces. The rows of this piece are added to it.
         """
         when, row, copy, lap = _copies(
             rows, self.rate_scale, self.scaling, self.seed, {} if thinned is None else thinned
@@ -348,10 +353,10 @@ class _Window(NamedTuple):
 def _copies(
     rows: Picked, rate_scale: float, scaling: Scaling, seed: int, thinned: dict[int, I8]
 ) -> tuple[F8, I8, I8, I8]:
-    """Copy the rows, and shift each copy on the circle; return stamps in [0, span_s), and each one's row, copy and lap.
+    """Copy the rows, and shift each copy on the circle; return times in [0, span_s), and each one's row, copy and lap.
 
-    A row that its shift moves past the end of the circle continues at the start, one lap earlier. `thinned`: see
-    `_Window.requests`.
+    A row that is shifted past the end of the circle continues at the start, with a lap that is less by 1. `thinned`:
+    see `_Window.requests`.
     """
     unit, turn = rows.model, rows.turn  # rows of a unit are thinned together, rows of a turn share an offset
     if scaling == "clients" and rows.tenant is not None:
@@ -377,9 +382,9 @@ def _copies(
 
 
 def _unroll(when: F8, span_s: float, begin_s: float, end_s: float) -> tuple[F8, I8, I8]:
-    """Repeat stamps with period `span_s` over [begin_s, end_s).
+    """Repeat arrival times with the period `span_s` over [begin_s, end_s).
 
-    Return the new stamps, and for each the index of its original and the number of its period.
+    Return the new times, and for each the index of its original and the number of its period.
     """
     first = np.ceil((begin_s - when) / span_s)
     times = (np.ceil((end_s - when) / span_s) - first).astype(np.int64)
@@ -398,9 +403,10 @@ def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, 
 
 
 def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tuple[I8, I8]:
-    """Return the rows that are kept if each unit (a model) keeps `share` of its requests, evenly spaced.
+    """Return the rows that remain if each unit (a model) keeps `share` of its requests, evenly spaced.
 
-    Also return each unit's number of requests so far. `before` has these numbers for the earlier pieces of the trace.
+    Also return each unit's number of requests up to the end of this piece of the trace. `before` has these numbers up
+    to its begin.
     """
     order = np.argsort(unit, kind="stable")
     counts = np.bincount(unit, minlength=len(before))
@@ -413,7 +419,7 @@ def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tupl
 
 
 def _some_clients(draw: np.random.Generator, share: float, served: I4, unit: I4) -> I8:
-    """Return the rows of some clients, taken whole and in random order until each model has `share` of its rows."""
+    """Return all rows of clients chosen at random, about as many as give each model `share` of its rows."""
     counts = np.bincount(unit)
     owner = np.zeros(len(counts), np.int32)
     owner[unit] = served

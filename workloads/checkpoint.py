@@ -1,14 +1,17 @@
 """Shapes of models from their checkpoints: `config.json`, a folder with one, or a `.gguf` file (`gguf.py`).
 
 A config is read by its keys, whatever its `architectures`. Attention may have grouped heads or be latent. An FFN may be
-dense, or have routed and shared experts. Layers may be full or sliding, and their heads may differ. `NAMES` has all
-names in use for a key. Of a multimodal checkpoint only the text part is served; its vision tower counts as bytes. If a
-key would change bytes or steps and is not understood, a one-line error names it. Such keys are those of layers without
-attention, sparse attention and encoders, and unknown keys that seem to state a dimension (`STRUCTURE`).
+dense, or have routed and shared experts. Layers may have full or sliding attention, and the heads of the two kinds may
+differ. `NAMES` lists all names under which configs state a dimension. Of a multimodal checkpoint only the text part is
+served; its vision tower only adds bytes.
 
-Two things are in no key. Whether an FFN is gated follows from the activation (`UNGATED`, `hidden_activation`,
-`mlp_type`). If `tie_word_embeddings` is left out, the default of the checkpoint's class says whether the head shares
-the embedding (`TIED`: transformers, `configuration_*.py`).
+A key that would change bytes or the time of steps, and that is not understood, is named in a one-line error. Such keys
+are those of layers without attention, sparse attention and encoders, and unknown keys that seem to state a dimension
+(`STRUCTURE`).
+
+Two facts may be in no key. Whether an FFN is gated follows from the activation (`UNGATED`, `hidden_activation`,
+`mlp_type`). If `tie_word_embeddings` is missing, the default of the checkpoint's class says whether the head shares the
+embedding (`TIED`: transformers, `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -145,8 +148,10 @@ def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Sh
 
     `dtype` is the format to which a 16-bit checkpoint is quantised when it is loaded; `kv_dtype` is the format of its
     KV cache. UserError, in one line, names the file and the key that is missing, contradictory, unknown or not
-    understood. If an index of tensors is beside the config, the bytes that follow from the keys must be within 1 % of
-    its total.
+    understood.
+
+    If the folder has an index of tensors, the bytes that follow from the keys must be within 1 % of the index's total.
+    They may also be half of that, for weights stored in 32 bits. UserError otherwise.
     """
     path = file_of(name)
     label = path.parent.resolve().name if path.name == "config.json" else path.stem
@@ -167,7 +172,7 @@ def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Sh
 def of_config(label: str, raw: Mapping[str, Any], where: str, beside: Mapping[str, Any] | None = None) -> Read:
     """Return the checkpoint that a config's keys describe; UserError as for `read`.
 
-    `beside` has the keys of its `hf_quant_config.json`.
+    `beside` has the keys of the `hf_quant_config.json` in the same folder.
     """
     try:
         made = _Config(label, raw, where).read(beside or {})
@@ -239,9 +244,10 @@ class _Config:
                 raise self.wrong(f"{key} is not understood, and may change bytes or steps")
 
     def count(self, name: str) -> int | None:
-        """Return the count that the config states under any of the names of a dimension; None if it states none.
+        """Return a dimension that the config states under any name in `NAMES[name]`; None if it states none.
 
-        Raises UserError if two names disagree. For "ffn" they may, and the first one in NAMES is returned.
+        Raises UserError if two names disagree. For "ffn" they may disagree, and the value of the first name is
+        returned.
         """
         named = {key: self.whole(key, name) for key in NAMES[name] if key in self.keys}
         if name == "ffn":  # that of dense layers is the first
@@ -329,7 +335,7 @@ class _Config:
         return value
 
     def each(self, key: str, layers: int) -> list[Any]:
-        """Return a list of the config that has one entry per layer. Raises UserError if its length is not `layers`."""
+        """Return the config's list `key`, with one entry per layer. Raises UserError if its length is not `layers`."""
         if len(value := self.listed(key)) != layers:
             raise self.wrong(f"{key} has {len(value)} layers, {NAMES['layers'][0]} says {layers}")
         return value
@@ -373,8 +379,9 @@ class _Config:
     def unlike(self, shape: Shape) -> Shape:
         """Return a shape whose full-attention layers differ from its sliding-window layers, if the config says so.
 
-        The full layers get the head dimension that the config states for them. As in transformers, they get its number
-        of KV heads only if keys serve as values (`attention_k_eq_v`). The sliding layers keep the heads of `shape`.
+        The full layers get the head dimension that the config states for them. They get the number of KV heads stated
+        for them only if keys also serve as values (`attention_k_eq_v`), as in transformers. The sliding layers keep the
+        heads of `shape`.
         """
         same, near = self.keys.get("attention_k_eq_v", False), shape.sliding
         if not isinstance(same, bool):
@@ -395,7 +402,7 @@ class _Config:
         )
 
     def window(self, key: str) -> int | None:
-        """Return the tokens of a window; None where there is none, or it is 0."""
+        """Return the tokens of the window that `key` states; None if the key is missing or 0."""
         return self.whole(key, "window") if self.keys.get(key) else None
 
     def vision(self, hidden: int) -> int:
@@ -453,12 +460,12 @@ def _json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    """Return the keys of a file beside a config; {} if there is no such file."""
+    """Return the keys of an optional JSON file in a checkpoint's folder; {} if there is no such file."""
     return _json(path) if path.is_file() else {}
 
 
 def _total(path: Path) -> float | None:
-    """Return the bytes of all tensors as an index states them; None if there is no index or it states no total."""
+    """Return the bytes of all tensors that an index file states; None if there is no file or it states no total."""
     if not path.is_file():
         return None
     metadata = _json(path, MOST_INDEX).get("metadata")

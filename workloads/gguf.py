@@ -1,9 +1,9 @@
 """Shapes from `.gguf` files; only the header is read, which states the dimensions and the type of each tensor.
 
 The format is that of ggml-org/ggml docs/gguf.md (version 2 and 3, little-endian). The bytes of a type are those of its
-blocks in ggml-common.h, as in `gguf.constants.GGML_QUANT_SIZES`. A Q4_K_M or Q8_0 file has no format of its own: the
-types of its tensors count. The counts of the header and the places of the tensors are checked against the size of the
-file.
+blocks in ggml-common.h, as in `gguf.constants.GGML_QUANT_SIZES`. A name such as Q4_K_M or Q8_0 does not set the format
+of a file: the types of its tensors do. The counts in the header and the offsets of the tensors are checked against the
+size of the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REFUSED = ("attention.kv_lora_rank", "ssm.state_size", "wkv.head_size", "full_at
 def read(path: Path, label: str) -> Shape:
     """Read the shape of a `.gguf` file.
 
-    UserError, in one line, says that the file is not GGUF or which key is not understood.
+    UserError says in one line that the file is not GGUF, or names the key that is missing or not understood.
     """
     with path.open("rb") as file:
         try:
@@ -110,7 +110,7 @@ def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int,
 
 
 def _formats(tensors: Mapping[str, tuple[int, int]]) -> Formats:
-    """Return the mean bytes per weight of each group of tensors."""
+    """Return the format of each group of tensors, with the group's mean bytes per weight."""
     groups: dict[str, list[int]] = {group: [0, 0] for group in (*Formats._fields, "")}
     for name, (numbers, size) in tensors.items():
         group = next((g for part, g in GROUPS.items() if part in name and "norm" not in name), "")
@@ -128,7 +128,7 @@ class Header:
     def read(self) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
         """Return the header's keys and values, and each tensor's number of weights and bytes by name.
 
-        A list of texts has its length as value.
+        The value of a list of strings is replaced by its length.
         """
         if self._bytes(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")

@@ -1,7 +1,7 @@
 """Model shapes and named sets of models, as data: `shapes.toml`, `checkpoints.toml`, `sets/*.toml`.
 
-A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is the name of a shape, its id on huggingface.co,
-or the path of a checkpoint (`checkpoint.py`).
+A model is written NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]. NAME is the name of a shape, its id on
+huggingface.co, or the path of a checkpoint (`checkpoint.py`). In a list of models it may also have [:tp=N].
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUALIFIERS = ("tp", "dtype", "kv_dtype", "dp", "ep")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A shape as `shapes.toml` has it: the fields of a Shape in its order, and its repository."""
+    """An entry of `shapes.toml`: the fields of a Shape in the same order, and the repository."""
 
     layers: Count  # number of layers
     hidden: Count  # hidden size
@@ -54,7 +54,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The form of `shapes.toml`."""
+    """The contents of `shapes.toml`: shapes by name."""
 
     shapes: Mapping[str, Checkpoint]
 
@@ -70,7 +70,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A checkpoint as `checkpoints.toml` has it."""
+    """An entry of `checkpoints.toml`: the config and the published size of a checkpoint."""
 
     repo: str
     config: Mapping[str, Any]
@@ -80,13 +80,13 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The form of `checkpoints.toml`."""
+    """The contents of `checkpoints.toml`: checkpoints by name."""
 
     checkpoints: Mapping[str, Named]
 
 
 class Asked(NamedTuple):
-    """A model as it is asked for: NAME[:tp=N][:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]."""
+    """A model as the user writes it: NAME[:tp=N][:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]."""
 
     name: str
     tp: int | None = None
@@ -106,7 +106,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A model as the file of a set has it."""
+    """A model in the file of a set."""
 
     name: str  # unique in the set
     shape: str  # a shape by name or id (bench list models)
@@ -129,14 +129,14 @@ class Member:
 
     @property
     def served(self) -> Served:
-        """The model with its shape."""
+        """The model with the shape that its field `shape` names."""
         base = None if self.released is None else (self.released.ttft_s, self.released.tpot_s)
         return Served(self.name, shape(self.shape), self.tp, self.stream, self.shift_s, base)
 
 
 @dataclass(frozen=True, slots=True)
 class SetFile:
-    """The form of `sets/*.toml`."""
+    """The contents of a file of a set, `sets/*.toml`."""
 
     model: Annotated[tuple[Member, ...], MinLen(1)]  # the models
     source: str = ""  # origin of the set
@@ -157,7 +157,7 @@ class SetFile:
 class Served:
     """A model of a set, with its shape and the stream of the trace that the set's authors released for it.
 
-    If `stream` is None, the model gets a stream by order or by popularity.
+    If `stream` is None, the model gets a stream by name, order or popularity (`picking.assigned`).
     """
 
     name: str  # unique in its set
@@ -170,7 +170,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ModelSet:
-    """The models that share the GPUs, not necessarily in order of traffic."""
+    """The models that share the GPUs; they need not be in order of their traffic."""
 
     name: str
     members: tuple[Served, ...]
@@ -178,7 +178,7 @@ class ModelSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models' names, in the order that a job's `model` indexes."""
+        """The models' names; the field `model` of the jobs is an index into them."""
         return tuple(member.name for member in self.members)
 
     @property
@@ -187,7 +187,7 @@ class ModelSet:
         return tuple((member.stream, member.shift_s) for member in self.members)
 
     def serving(self, most: int) -> ModelSet:
-        """Return the same models, none of which serves more than `most` tokens of prompt and output."""
+        """Return the same models, none of which serves a request of more than `most` tokens (prompt + output)."""
         cut = (m.shape._replace(max_tokens=min(m.shape.max_tokens, most)) for m in self.members)
         return replace(
             self, members=tuple(replace(m, shape=shorter) for m, shorter in zip(self.members, cut, strict=True))
@@ -206,7 +206,7 @@ def shapes() -> dict[str, Shape]:
 
 @cache
 def repos() -> Mapping[str, str]:
-    """Return the name of each shape by its id on huggingface.co, as `Qwen/Qwen3-14B`."""
+    """Return the names of shapes, keyed by their ids on huggingface.co, such as `Qwen/Qwen3-14B`."""
     listed: dict[str, Checkpoint | Named] = {**toml.read(HERE / "shapes.toml", Shapes).shapes, **checkpoints()}
     return {entry.repo: name for name, entry in listed.items() if entry.repo}
 
@@ -232,12 +232,12 @@ def checkpoints() -> Mapping[str, Named]:
 
 
 def read_shapes(path: Path) -> dict[str, Shape]:
-    """Read the shapes of a file of the form of `shapes.toml`, by name."""
+    """Return the shapes, by name, of a file in the format of `shapes.toml`."""
     return {name: entry.shape(name) for name, entry in toml.read(path, Shapes).shapes.items()}
 
 
 def shape(text: str) -> Shape:
-    """Return the shape of a model by its name or path, in the formats asked for.
+    """Return the shape of a model, given as `Asked`: by name, id or path, with the number formats.
 
     UserError suggests a similar name if there is no such model.
     """
@@ -267,7 +267,10 @@ def _cut(text: str, shape: Shape, tp: int) -> None:
 
 
 def parsed(text: str) -> Asked:
-    """Parse a model as asked for. Raises UserError for a qualifier that is unknown, or stated twice."""
+    """Parse a model in the form of `Asked`.
+
+    Raises UserError for a qualifier that is unknown, malformed or stated twice.
+    """
     name, *qualifiers = text.split(":")
     entry: dict[str, Any] = {}
     for part in qualifiers:
@@ -285,7 +288,7 @@ def parsed(text: str) -> Asked:
 
 
 def with_files(models: str, change: Callable[[str], str]) -> str:
-    """Change the paths of checkpoints in a list of models by `change`, and replace ids by the names of shapes.
+    """Apply `change` to the paths of checkpoints in a list of models, and replace ids by the names of shapes.
 
     The name or the file of a model set is returned as it is.
     """
@@ -309,8 +312,8 @@ def sets() -> tuple[str, ...]:
 def model_set(name: str) -> ModelSet:
     """Load a model set by name, from a TOML file, or from a list as in "llama-3.1-8b,m/config.json:tp=2:dtype=fp8*3".
 
-    SET+models=N is N models of a named set, whose list is repeated as often as needed. UserError names the file and the
-    key of a mistake.
+    SET+models=N gives N models: those of a named set, whose list is cut or repeated to this length. UserError names the
+    mistake, and for a file also the key.
     """
     head, plus, count = name.partition("+models=")
     if plus and head in sets():
@@ -330,7 +333,10 @@ def model_set(name: str) -> ModelSet:
 
 
 def _listed(name: str) -> list[str]:
-    """Return each model of a list as text, repeated as its count says; UserError for a bad count or too many models."""
+    """Return the text of each model of a list, in which MODEL*N stands for N models.
+
+    Raises UserError for a bad count or too many models.
+    """
     parts = [part.strip().partition("*") for part in name.split(",")]
     times = [_times(name, count) if star else 1 for _, star, count in parts]
     if sum(times) > MOST_MODELS:
@@ -339,7 +345,7 @@ def _listed(name: str) -> list[str]:
 
 
 def _numbered(names: Iterable[str]) -> Iterator[str]:
-    """Yield each name with its number among equal names: phi-2/1, phi-2/2."""
+    """Yield each name with a number that makes equal names different: phi-2/1, phi-2/2."""
     seen = Counter[str]()
     for name in names:
         seen[name] += 1
@@ -347,7 +353,7 @@ def _numbered(names: Iterable[str]) -> Iterator[str]:
 
 
 def as_asked(name: str) -> tuple[str, ...]:
-    """Return each model of a set as a set's file would state it: the name or path of its shape, with its formats.
+    """Return each model of a set as the file of a set would state it: the name or path of its shape, with its formats.
 
     Paths of checkpoints are absolute. UserError as for `model_set`.
     """

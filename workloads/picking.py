@@ -1,4 +1,4 @@
-"""The rows of a trace that a set of models serves, by the streams of its models; in pieces if the trace is long."""
+"""Assignment of a trace's streams to the models of a set, and the rows of the trace that the models serve."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ FOLDED_S = 7200.0  # from this span on every seed plans by the first fold, an ea
 
 
 def window_fold(trace: Trace, seed: int, origin: str) -> int | None:
-    """Return the fold of a replayed trace that a seed replays; None if it replays the whole trace.
+    """Return the fold (half) of a trace that a seed replays, 0 or 1; None if it replays the whole trace.
 
-    A trace has folds if planners know only the other fold ("held-out") or only the fold replayed ("window"). Even seeds
-    replay the second fold, so that their plans come from an earlier period, and odd seeds the first. If a trace lasts
-    `FOLDED_S` or longer, every seed replays the second fold.
+    A replayed trace has folds if `origin` is "held-out" (planners know only the other fold) or "window" (planners know
+    only the fold that is replayed). Even seeds replay fold 1, so that their plans come from an earlier period, and odd
+    seeds replay fold 0. If the trace lasts `FOLDED_S` or longer, every seed replays fold 1.
     """
     if origin not in {"held-out", "window"} or trace.maker is not None:
         return None
@@ -41,7 +41,10 @@ def window_fold(trace: Trace, seed: int, origin: str) -> int | None:
 
 
 def _halved(trace: Trace) -> bool:
-    """Tell whether even seeds replay the second half of the trace, and odd seeds the first half."""
+    """Tell whether even seeds replay the second half of the trace, and odd seeds the first half.
+
+    In any other trace with folds, all seeds replay the second half.
+    """
     return trace.maker is None and trace.span_s < FOLDED_S
 
 
@@ -53,9 +56,10 @@ class Assignment(NamedTuple):
 
 
 def assigned(trace: Trace, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
-    """Assign a stream to each model of the set, and name the rule that did. Raises UserError if streams are too few.
+    """Assign a stream to each model of the set, and name the rule used. Raises UserError if streams are too few.
 
-    The first of these rules that applies is used; `assign` chooses one of the last two instead.
+    The first of the first four rules that applies is used. With `assign` "shuffled" or "square", that rule is used
+    instead.
 
     released    the streams that the set names, if the trace has them
     by name     a model whose name equals a stream's gets that stream; the other models follow the next two rules
@@ -79,10 +83,10 @@ def assigned(trace: Trace, models: ModelSet, seed: int = 0, assign: Assign = "re
 
 
 def square_seeds(trace: Trace, models: ModelSet) -> int:
-    """Return the number of seeds in a whole square of `assign="square"`; squares follow each other from seed 0.
+    """Return the number of seeds that make up one Latin square of `assign="square"`; the first square begins at seed 0.
 
-    This is the number of size classes in the set, or twice that if even and odd seeds replay different halves of a
-    trace. In that case seeds 2k and 2k + 1 use the same row of the square, so that each half has a whole square.
+    It is the number of size classes in the set, or twice that if even and odd seeds replay different halves of a trace.
+    In that case seeds 2k and 2k + 1 use the same row of the square, so that each half gets a whole square.
     """
     return len(size_classes(models)) * (2 if _halved(trace) else 1)
 
@@ -133,9 +137,10 @@ def _counts(trace: Trace) -> I8:
 
 
 def _served(streams: list[str], names: Sequence[str], model: I4) -> tuple[I8, I4]:
-    """Return the rows of the streams in order, and for each the index of the model that it is for.
+    """Return the rows of `streams` in the order of the trace, and for each the index of the model that serves it.
 
-    A row occurs once for each model that uses its stream. `names` are the trace's streams, which `model` indexes.
+    A row occurs once for each model that uses its stream. `names` are the trace's streams; `model` has each row's index
+    into them.
     """
     index = {name: i for i, name in enumerate(names)}
     parts = [np.flatnonzero(model == index.get(stream, -1)) for stream in streams]
@@ -176,8 +181,8 @@ def in_pieces(trace: Trace) -> bool:
 class Picking(NamedTuple):
     """A trace, a model set, and the choices that decide which rows the models serve.
 
-    Models' shifts apply after stamps are divided by `time_scale`. `maker` replaces the trace's generator, and `drawn`
-    is the generator's seed if it is not the run's.
+    Models' shifts apply after arrival times are divided by `time_scale`. `maker` replaces the trace's generator.
+    `drawn` is the seed of the generator; if it is None, `seed` is.
     """
 
     trace: Trace
@@ -190,7 +195,10 @@ class Picking(NamedTuple):
     drawn: int | None = None
 
     def rows(self, *, whole: bool = False) -> Iterator[Picked]:
-        """Yield the rows in order: all at once, or in pieces. UserError for a row that is too long."""
+        """Yield the rows in order, in pieces if the trace is read in pieces and `whole` is false.
+
+        Raises UserError for a request that is too long for its model.
+        """
         trace, shared = self.trace, assigned(self.trace, self.models, self.seed, self.assign).streams
         if whole or not in_pieces(trace):
             yield _rows(self, shared, slice(0, None))
@@ -201,9 +209,9 @@ class Picking(NamedTuple):
 
 
 def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> Picked:
-    """Pick the rows of the models' streams from a piece of the trace; a synthetic trace is drawn first.
+    """Return the rows of the models' streams in a piece of the trace; a synthetic trace is drawn first.
 
-    Raises UserError for a request that is too long for its model.
+    `shared` has the stream and the shift of each model. Raises UserError for a request that is too long for its model.
     """
     trace, models, seed, time_scale, maker, fold, _, drawn = picking
     tenant, prefix = trace.tenant, trace.prefix

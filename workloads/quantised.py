@@ -1,13 +1,13 @@
 """Number formats of a checkpoint's weights: `quantization_config`, or `hf_quant_config.json` beside the config.
 
-A format is bytes of a parameter, scales included. Embeddings, head, router and norms stay in 16 bits, and so do the
-modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`). If only a part
-of a group of modules is quantised, `Format` has the mean. Modules are named in one of these ways, depending on the
-software that reads the config:
+A format is a number of bytes per parameter, scales included. Embeddings, head, router and norms stay in 16 bits, and so
+do the modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`). If only
+a part of a group of modules is quantised, the group's `Format` has the mean. A config names modules in one of these
+ways, depending on the software that reads it:
 
     re:PATTERN   a regular expression (compressed-tensors); one that might take long to match is refused
-    a.*.b        a shell pattern, of a module or of one that holds it (modelopt, transformers' mxfp4)
-    a.b          a module, one that holds it, or a part of its path (transformers, vLLM)
+    a.*.b        a shell pattern that matches a module or one that contains it (modelopt, transformers' mxfp4)
+    a.b          a module, one that contains it, or the last part of the name of either (transformers, vLLM)
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 valu
 
 
 def of_checkpoint(shape: Shape, keys: Mapping[str, Any], beside: Mapping[str, Any], where: str) -> Shape:
-    """Return the shape with the formats that its config states. UserError for a method that is not known."""
+    """Return the shape with the formats that its config states. UserError for an unknown method of quantisation.
+
+    `keys` is the config. `beside` has the keys of `hf_quant_config.json`; if there are any, they are used instead.
+    """
     stated = keys.get("quantization_config") or keys.get("compression_config")
     if beside:
         stated, where = beside.get("quantization", beside), where.replace("config.json", "hf_quant_config.json")
@@ -83,7 +86,7 @@ def _with(shape: Shape, stored: Format, kept: Callable[[str], bool], kv: str) ->
 
 
 def modules(shape: Shape) -> dict[str, list[tuple[str, int]]]:
-    """List the names and parameters of the modules of each group of `Formats`.
+    """List the names of the modules of each group of `Formats`, each with its number of parameters.
 
     The experts of a layer are listed as one expert with the parameters of all.
     """
@@ -123,7 +126,7 @@ def _mean(parts: Sequence[tuple[int, Format]], stored: Format) -> Format:
 
 
 def _stored(stated: Mapping[str, Any], where: str) -> tuple[Format, Callable[[str], bool]]:
-    """Return the format of a quantisation config, and a test for the modules that it leaves in 16 bits."""
+    """Return the format of a quantisation config, and a function that tells which modules stay in 16 bits."""
 
     def wrong(what: str) -> UserError:
         return UserError(f"{where}: quantization_config: {what}")
@@ -245,7 +248,7 @@ def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Call
 
 
 def _expression(text: str, wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
-    """Return a function that matches a module's name with a regular expression.
+    """Return a function that tells whether a regular expression matches a module's name.
 
     The expression comes from a checkpoint, so one that might take long to match is refused.
     """
@@ -261,9 +264,9 @@ def _expression(text: str, wrong: Callable[[str], UserError]) -> Callable[[str],
 
 
 def _inner(name: str) -> str:
-    """Return a module's name in the form that is compared.
+    """Return a module's name in the form in which names are compared.
 
-    It lacks the prefix of a multimodal model's layers, and uses one word for shared experts.
+    This form lacks the prefix of a multimodal model's layers, and has one word for shared experts.
     """
     at = name.find("layers.")
     short = name[at:] if at >= 0 else name.removeprefix("language_model.").removeprefix("model.")

@@ -1,10 +1,12 @@
-"""Staggered ramps: equal models whose request rates rise and fall one after the other, at fixed stamps.
+"""Staggered ramps: equal models whose request rates rise and fall one after the other, at fixed times.
 
-The load of kvcached's latency benchmark (ovg-project/kvcached 06c31e0, benchmarks/bench_latency_benefit,
-bench_kvcached_vllm.py, `get_ramp_up_down_requests`; results of 88b6753): a model gets 1, 2, ... `peak`, ... 2, 1
-requests in successive seconds, evenly spaced within each, so `peak`^2 in all. Model i (from 0) begins after i x (peak
-// 4 + 2 x peak) seconds. Prompts have one length. Outputs end at a cap, or before it with a constant chance per token,
-which is set by the mean. Arrivals are not random; a seed decides which request has which output.
+They are the load of kvcached's latency benchmark (ovg-project/kvcached 06c31e0, benchmarks/bench_latency_benefit,
+bench_kvcached_vllm.py, `get_ramp_up_down_requests`; results of 88b6753). In successive seconds a model gets 1, 2, ...
+`peak`, ... 2, 1 requests, evenly spaced within each second, so `peak`^2 in all. Model i (from 0) begins after i x (peak
+// 4 + 2 x peak) seconds.
+
+All prompts have the same length. An output ends after each token with the same chance, and at a cap at the latest; the
+mean length sets the chance. Arrivals are not random; a seed decides which request has which output.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from traces import schema
 
 
 class Ramps(NamedTuple):
-    """Requests sorted by arrival; requests with the same stamp are in the order of their models."""
+    """Requests sorted by arrival; requests that arrive at the same time are in the order of their models."""
 
     arrival_s: NDArray[np.float64]
     model: NDArray[np.int32]
@@ -29,7 +31,7 @@ class Ramps(NamedTuple):
 
 
 def ramps(peak: int, models: int, prompt: int, cap: int, mean: float, seed: int = 0) -> Ramps:
-    """Draw the ramps of all models; raises ValueError where no outputs up to `cap` have this mean."""
+    """Draw the ramps of all models; raises ValueError if no lengths up to `cap` have the mean `mean`."""
     one_s = ramp(peak)
     arrival_s = np.concatenate([one_s + k * (peak // 4 + 2 * peak) for k in range(models)])
     model = np.repeat(np.arange(models, dtype=np.int32), len(one_s))
@@ -41,7 +43,7 @@ def ramps(peak: int, models: int, prompt: int, cap: int, mean: float, seed: int 
 
 
 def store(path: Path, peak: int, models: int, prompt: int, cap: int, mean: float) -> Path:
-    """Draw the ramps of models m0, m1, ... into a trace, and return its path."""
+    """Draw the ramps of models m0, m1, ..., write them to `path` as a canonical trace, and return `path`."""
     drawn = ramps(peak, models, prompt, cap, mean)
     note = f"staggered ramps to {peak} requests/s of {models} models, {prompt} + at most {cap} tokens, mean {mean:g}"
     span_s = float(np.ceil(drawn.arrival_s[-1]))
@@ -53,7 +55,7 @@ def store(path: Path, peak: int, models: int, prompt: int, cap: int, mean: float
 
 
 def ramp(peak: int) -> NDArray[np.float64]:
-    """Return the arrivals of one model, in seconds from its first."""
+    """Return the arrival times of one model, in seconds from its first request."""
     rates = [*range(1, peak + 1), *range(peak - 1, 0, -1)]
     return np.concatenate([second + np.arange(rate) / rate for second, rate in enumerate(rates)])
 
@@ -61,7 +63,8 @@ def ramp(peak: int) -> NDArray[np.float64]:
 def outputs(n: int, cap: int, mean: float) -> NDArray[np.int32]:
     """Return n output lengths in tokens: evenly spaced quantiles of min(`cap`, G), where G is geometric.
 
-    The mean of min(`cap`, G) is `mean`; the mean of the n values may differ slightly. Raises ValueError if no G fits.
+    The mean of min(`cap`, G) is `mean`; the mean of the n values may differ slightly. Raises ValueError if no geometric
+    distribution gives this mean.
     """
     if mean in {1, cap}:
         return np.full(n, int(mean), np.int32)

@@ -1,12 +1,12 @@
-"""SLO rules as data: `parse` reads one, `resolve` gives (TTFT, TPOT) seconds by model, `by_isolated` by request.
+"""SLO rules as data: `parse` reads one, `resolve` gives TTFT and TPOT in seconds by model, `by_isolated` by request.
 
-5xP95                            5 x the model's P95 on a GPU of its own
+5xP95                            5 x the P95 of the model's TTFT and TPOT on a GPU of its own
 5xP95@l40s                       the P95 on a GPU of this kind, whatever kind the run has; also 10xsolo@l40s
 5/2xP95                          5 x for TTFT, 2 x for TPOT
-10xsolo                          10 x what the request itself takes alone on an idle GPU
+10xsolo                          10 x the latency of the same request alone on an idle GPU
 5xreleased                       5 x the base that the set's authors released
 absolute:ttft=0.5,tpot=0.05      seconds, for every model; also ttft=500ms,tpot=50ms
-0.5xabsolute:ttft=10,tpot=0.1    half of them
+0.5xabsolute:ttft=10,tpot=0.1    half of these seconds
 classes:FILE.toml                seconds by class: [class.chat] ttft_s, tpot_s; [models] "llama-3.1-8b*" = "chat"
 """
 
@@ -58,7 +58,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Absolute:
-    """The same seconds for every model."""
+    """The same TTFT and TPOT, in seconds, for every model."""
 
     ttft_s: float
     tpot_s: float
@@ -115,10 +115,10 @@ def by_request(text: str) -> bool:
 def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
     """Return the text of the SLO rule with its scale; if `text` is None, the usual rule of the model set.
 
-    The usual rule is a multiple of the authors' released base if the set has one for every model, else of P95. Only the
-    set light8 has released bases (`[[model]] released` of its file, from Prism's `trace.py`, on H100s). Kernels of
-    models that share a GPU take turns, so few rates meet 5 x the P95 of a dedicated GPU. Prism's runs had 5 x the
-    released bases.
+    The usual rule is a multiple of the base that the set's authors released, if there is one for every model, else of
+    P95. Only the set light8 has released bases (`[[model]] released` of its file, from Prism's `trace.py`, on H100s).
+    Kernels of models that share a GPU run in turn, so few rates meet 5 x the P95 of a dedicated GPU. Prism's
+    experiments used 5 x the released bases.
     """
     usual = "released" if all(member.released_s is not None for member in models.members) else "P95"
     return in_full(text or usual, scale)
@@ -127,8 +127,8 @@ def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
 def in_full(text: str, scale: float | None = None) -> str:
     """Return a rule's text with its scale written out: `5xP95` for `P95`.
 
-    Without `scale`, a base gets 5 and any other rule stays as it is. Raises UserError for a rule that has no scale,
-    unless the scale is 1.
+    Without `scale`, a base alone (P95, solo, released) gets the scale 5, and any other rule stays as it is. Raises
+    UserError for a `scale` other than 1 if the rule takes none.
     """
     bare = text.partition("@")[0] in BASES
     scale = positive("SLO scale", scale if scale is not None else USUAL_SCALE if bare else 1.0)
@@ -140,10 +140,10 @@ def in_full(text: str, scale: float | None = None) -> str:
 
 
 def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = None) -> dict[str, Pair]:
-    """Return each model's SLOs of TTFT and TPOT under a rule, in seconds; `p95_s` holds the measured P95 bases.
+    """Return each model's SLOs of TTFT and TPOT under a rule, in seconds; `p95_s` has the measured P95 bases.
 
-    Raises UserError if a model has no base. Also raises it for a `solo` rule, which sets seconds by request, not by
-    model: see `by_isolated`.
+    Raises UserError if a model has no base or no class. Also raises it for a `solo` rule, which sets seconds by
+    request, not by model: see `by_isolated`.
     """
     match rule:
         case Absolute(ttft_s, tpot_s):
@@ -160,7 +160,7 @@ def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = Non
 
 
 def by_isolated(jobs: Jobs, rule: Scaled, ttft_s: F8, tpot_s: F8) -> Jobs:
-    """Give each request multiples of its own isolated TTFT and TPOT."""
+    """Set each request's SLOs to the rule's multiples of its own TTFT and TPOT when it is alone on a GPU."""
     return replace(jobs, ttft_slo_s=rule.ttft_x * ttft_s, tpot_slo_s=rule.tpot_x * tpot_s)
 
 

@@ -1,9 +1,9 @@
 """Streams assigned to models by a Latin square: over its seeds each busy stream meets each size class once.
 
-The models of a set fall into n classes of size. In every seed the n busiest streams go to one model of each class. Over
-the n seeds of a square each of these streams meets every class once. The seed also draws the model within the class,
-and the models that get the other streams. All classes have the same weight, however many models they have; with
-`shuffled` all models have the same weight.
+The models of a set fall into n classes of size. With every seed the n busiest streams go to n models, one of each
+class. Over the n seeds of a square each of these streams goes to every class once. The seed also draws the model within
+the class, and the models that get the other streams. So a busy stream goes to every class equally often, however many
+models the class has. With the rule `shuffled` it goes to every model equally often, on average.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ALIKE = 1.25
 
 
 def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
-    """Group the models of a set into classes of similar weight, the heaviest class first.
+    """Group the models of a set by the bytes of their weights, the largest models first.
 
-    A class is a tuple of the models' indices in the set.
+    Models of similar size are in one class. A class is a tuple of the models' indices in the set.
     """
     weights = np.array([weights_of(member.shape) for member in models.members], np.float64)
     order = np.argsort(-weights, kind="stable")
@@ -34,16 +34,16 @@ def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
 
 
 def latin(order: int, number: int) -> I8:
-    """Draw Latin square `number`: its rows are seeds, its columns streams (busiest first), its entries size classes."""
+    """Draw Latin square `number`: a row is a seed, a column a stream (busiest first), and an entry a size class."""
     draw = rng(number, "square")
     rows, columns, names = (draw.permutation(order) for _ in range(3))
     return np.asarray(names[(rows[:, None] + columns[None, :]) % order], np.int64)
 
 
 def dealt(models: ModelSet, number: int) -> list[int]:
-    """Return for each stream, the busiest first, the index in the set of the model that gets it.
+    """Return for each stream, the busiest first, the index of the model that gets it.
 
-    With n size classes, `number` // n is the square and `number` % n is its row.
+    With n size classes, `number` // n is the number of the square and `number` % n is its row.
     """
     classes = size_classes(models)
     square, row = divmod(number, len(classes))
@@ -54,5 +54,5 @@ def dealt(models: ModelSet, number: int) -> list[int]:
 
 
 def weights_of(shape: Shape) -> int:
-    """Return the bytes of a model's weights as a number of 16-bit values, without norms and biases."""
+    """Return the size of a model's weights in units of 16 bits, without norms and biases."""
     return stored_bytes(shape) // 2 - parameters(shape).norms

@@ -1,19 +1,21 @@
 """Readers of released trace formats, one module per format, found by name (`bench trace convert --from NAME FILE`).
 
-The first line of a reader's docstring says what it reads. FILES are patterns for the names of such files. KEYS are the
-names in a record that identify the format, for each of its forms. MARK is a word that such a file must contain as well.
+The first line of a reader's docstring says what it reads. FILES has patterns of the names of such files. KEYS has one
+set of names for each form of the format; a record of that form has all names of the set. MARK is a word that such a
+file must contain as well.
 
-A reader is a map of columns:
+A reader defines a map of columns:
 
-    COLUMNS     the columns of a table, whose rows are requests in their order, by canonical names (traces.convert)
-    FIELDS      the fields of a log's records, in any order, by canonical names (traces.log). With ALSO, the names
-                of fields that its functions use, only these fields of a CSV or a Parquet are read
-    skip        a function of a log's record: why it is left out, "" where it is no request, None where it counts
-    expand      a function of a log's lines and records, which may split records or add fields
-    OPTIONS     options of the conversion that the format fixes; `options(path)` where they depend on the file
+    COLUMNS     for a table of requests in order of arrival: canonical name -> the table's column (traces.convert)
+    FIELDS      for a log with records in any order: canonical name -> the record's field (traces.log)
+    ALSO        further fields that `skip` and `expand` use; if given, other columns of a CSV or Parquet are not read
+    skip        a function of a record: None keeps it, "" says that it is no request, a text says why to leave it out
+    expand      a function of the records with their lines, which may split records or add fields
+    OPTIONS     options of the conversion that the format fixes; `options(path)` if they depend on the file
 
-Where a map of columns is not enough, the reader has a function `read(path)` that makes a canonical table of a file.
-With FOLDER it reads a folder too. Its keyword parameters are the options of `bench trace convert` that it takes.
+If a map of columns is not enough, the reader defines a function `read(path)` that makes a canonical table of a file.
+Its keyword parameters are the options of `bench trace convert` that it takes. A reader with FOLDER = True reads folders
+too.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """Import the module of a reader; UserError where there is none, or its file is broken."""
+    """Import the module of a reader; UserError if there is none, or if its file is broken."""
     from harness.policy.types import UserError
 
     if name not in names():
@@ -56,7 +58,7 @@ def find(name: str) -> Any:
 
 
 def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
-    """Read a file by the reader of this name; UserError for an option that it does not take, and for a bad file."""
+    """Read a file with the reader `name`; UserError for an option that the reader does not take, and for a bad file."""
     from harness.policy.types import UserError
 
     module = find(name)
@@ -101,9 +103,9 @@ def known(path: Path) -> str | None:
 
 
 def _mark(module: Any, first: Mapping[str, Any], head: bytes) -> bytes | None:
-    """Return a reader's mark if a file is in its format, else None.
+    """Return the MARK of a reader (b"" if it has none) if a file is in the reader's format, else None.
 
-    The file must contain the mark, and its first record must have all names of one of the reader's forms.
+    The file must contain the mark, and its first record must have all names of one set in the reader's KEYS.
     """
     mark = getattr(module, "MARK", "").encode()
     return mark if mark in head and any(keys <= first.keys() for keys in getattr(module, "KEYS", ())) else None
@@ -112,7 +114,7 @@ def _mark(module: Any, first: Mapping[str, Any], head: bytes) -> bytes | None:
 def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
     """Convert any log to a canonical table, and return a line that says how.
 
-    The reader that knows the log's format reads it; if there is none, columns are searched by usual names.
+    The reader that knows the log's format reads it. If no reader does, the columns are found by their usual names.
     """
     from traces import convert, schema
 
@@ -123,7 +125,7 @@ def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
 
 
 def summary(meta: Mapping[str, Any]) -> str:
-    """Say how a log's stamps were read, and which of its rows were left out."""
+    """Return words that say how a log's timestamps were read, and which of its rows were left out."""
     from traces import usual
 
     unit = usual.UNIT_NAMES.get(meta.get("time_unit", ""), "dates (UTC where they have no zone)")

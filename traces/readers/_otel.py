@@ -15,7 +15,7 @@ UNNAMED = "unknown_service"  # what the SDK calls a service without OTEL_SERVICE
 
 
 def spans(lines: Lines) -> Lines:
-    """Yield each span as one record: its attributes, and facts that the formats of spans name differently.
+    """Yield each span as one record: its attributes, and facts under names that are the same for all forms of spans.
 
     The facts are `name`, `startTimeUnixNano` (seconds since 1970, or a date), `trace`, `span` (the span's id) and
     `failed`. Spans of OTLP files have `service` too.
@@ -56,7 +56,7 @@ def _span(span: Mapping[str, Any]) -> Record:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return attributes as a mapping by name; in OTLP they are a list of keys and typed values."""
+    """Return attributes as a mapping by name; OTLP writes them as a list of keys and typed values."""
     if not isinstance(value, list):
         return dict(log.mapping(value))
     named = {}

@@ -25,10 +25,11 @@ MODELS = re.compile(r"synth-(\d+)-")
 
 
 def read(path: Path, *, models: int | None = None, cut_tokens: int | None = None, **asked: Any) -> pa.Table:
-    """Read `models` streams, some of which may have no request; by default the file's name states their number.
+    """Read a workload of `models` streams; without `models` their number is read from the file's name.
 
-    The span is rounded up to whole minutes, as files at 0.1 requests/s were made for 120 s, and all others for 60 s. A
-    request of more than `cut_tokens` loses its prompt's start; the metadata's `cut` counts these requests.
+    A stream may have no request. The span is rounded up to whole minutes: files at 0.1 requests/s were made for 120 s,
+    all others for 60 s. A request of more than `cut_tokens` loses the start of its prompt. The metadata's `cut` counts
+    these requests.
     """
     known: dict[str, Any] = {"time_unit": "clock", "tier": "synthetic", "licence": "Apache-2.0"}
     rows = convert(path, COLUMNS, **known | {"length_origin": "sampled"} | asked)

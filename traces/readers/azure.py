@@ -1,6 +1,6 @@
 """A log of Azure's LLM services, 2023 (AzureLLMInferenceTrace_{conv,code}.csv): a single stream of about an hour.
 
-AzurePublicDataset b469a11; its service is unnamed, and of prompts only lengths are known.
+The source is AzurePublicDataset b469a11. It does not name the service, and of prompts it has only the lengths.
 """
 
 from __future__ import annotations

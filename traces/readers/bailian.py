@@ -1,7 +1,7 @@
 """A trace of Alibaba's Bailian (qwen_trace*_blksz_16.jsonl): one model, with conversations and blocks of 16 tokens.
 
-Fields as in alibaba-edu/qwen-bailian-usagetraces-anon README.md. `timestamp` is seconds from the first request; a
-turn's `parent_chat_id` is the `chat_id` of the turn before it, -1 at a conversation's begin.
+The README.md of alibaba-edu/qwen-bailian-usagetraces-anon describes the fields. `timestamp` is seconds from the first
+request. A turn's `parent_chat_id` is the `chat_id` of the previous turn, or -1 in the first turn of a conversation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def options(path: Path) -> dict[str, Any]:
 
 
 def expand(lines: Lines) -> Lines:
-    """Add to each record the id of its conversation, which is that of the conversation's first turn."""
+    """Add to each record the id of its conversation: the `chat_id` of the conversation's first turn."""
     first_turn: dict[str, str] = {}
     for line, record in lines:
         chat, parent = str(record.get("chat_id")), str(record.get("parent_chat_id"))

@@ -1,7 +1,7 @@
 """Rows of a run of this bench (requests.parquet): what was offered in its window.
 
 Requests of the warm-up, which are copies of others, are left out and counted. A request that ended early keeps the
-output that was asked for.
+number of output tokens that was asked for.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ def skip(record: Record) -> str | None:
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the conversion options for a file: stamps in nanoseconds, and the run's folder as the trace's name."""
+    """Return the conversion options for a file: timestamps in nanoseconds, and the run's folder as the trace's name."""
     return {"unit": 1e-9} | ({"name": path.parent.name} if path.name == FILES[0] else {})

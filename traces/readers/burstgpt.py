@@ -1,6 +1,6 @@
 """BurstGPT (BurstGPT_*.csv, of 6 or 8 columns): requests for ChatGPT and GPT-4; failed ones are left out.
 
-Stamps are whole seconds. A request that failed has no response tokens. Session ID and Elapsed time, which the third
+Timestamps are whole seconds. A request that failed has no response tokens. Session ID and Elapsed time, which the third
 release adds, are not read.
 """
 

@@ -1,8 +1,8 @@
 """The trace of Chutes (chutes_trace.parquet, or a cut of it): one row a call of a marketplace for models.
 
-Columns as in HarvardMadSys/chutes_workload 1f61bfb README.md. `started_at` counts from the trace's first request: in
-seconds, or as a duration. Input tokens include the cached ones (`ct`). A user is (`user_id`, `rehash_round`), for
-ids change every three months.
+The README.md of HarvardMadSys/chutes_workload 1f61bfb describes the columns. `started_at` counts from the trace's first
+request, in seconds or as a duration. Input tokens (`it`) include the cached ones (`ct`). A user is a pair of `user_id`
+and `rehash_round`, because ids change every three months.
 """
 
 from __future__ import annotations

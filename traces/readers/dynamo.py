@@ -1,8 +1,8 @@
 """NVIDIA Dynamo's request trace (DYN_REQUEST_TRACE=1, JSON lines): with the hashes of its blocks, where it has them.
 
-Fields as in ai-dynamo/dynamo 04daeb0 docs/fern/pages/use-cases/agents/agent-tracing.md. A sink may wrap each record
-under `event`. Rows are those of `event_type` request_end; `request_received_ms` is milliseconds since 1970. All records
-must have blocks of one size.
+The fields are described in ai-dynamo/dynamo 04daeb0 docs/fern/pages/use-cases/agents/agent-tracing.md. A sink may wrap
+each record in a field `event`. Only records whose `event_type` is request_end are requests. `request_received_ms` is
+milliseconds since 1970. All records must have blocks of the same size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELDS = {
 
 
 def expand(lines: Lines) -> Lines:
-    """Yield the record inside each envelope; a record without an envelope is yielded as it is."""
+    """Yield the record in the field `event` of each envelope; a record without an envelope is yielded as it is."""
     for line, record in lines:
         inner = record.get("event")
         yield line, inner if isinstance(inner, Mapping) else record
@@ -45,7 +45,7 @@ def skip(record: Record) -> str | None:
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the conversion options for a file: stamps in milliseconds, and the size of prefix blocks in tokens.
+    """Return the conversion options for a file: timestamps in milliseconds, and the size of prefix blocks in tokens.
 
     Raises UserError for records with different sizes of blocks.
     """

@@ -1,8 +1,8 @@
 """A replay log of FineServe (Dense_30to100B.csv): requests of a marketplace for the models of a size, as one stream.
 
-Its stamps are read as microseconds, although its README says milliseconds. In milliseconds the log would span 333 days,
-but it was collected in four months. In microseconds its mean gap is 1.36 s, near that of its own Gamma windows (1.44
-s). Rows without a stamp (23 %, all at the end) and without output are left out and counted.
+Its timestamps are read as microseconds, although its README says milliseconds. In milliseconds the log would span 333
+days, but it was collected in four months. In microseconds its mean gap is 1.36 s, near the 1.44 s of its own Gamma
+windows. Rows without a timestamp (23 %, all at the end) and rows without output are left out and counted.
 """
 
 from __future__ import annotations

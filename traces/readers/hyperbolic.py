@@ -1,9 +1,9 @@
 """Counts digitised from Prism's Hyperbolic figure (hyperbolic_10min_7models_counts.csv): 7 streams in 600 s.
 
 The columns are bin_start_s, bin_end_s and a count for each model; the counts add up to 1,698 requests. The authors
-publish neither stamps nor lengths. As the authors do, we draw stamps inside their bin and lengths from 8 to 512. An
-eighth stream of 4 requests is added, as sets have 8 models. The figure's panels are titled model_1 to model_7 and name
-no models. It is inferred that the k-th stream belongs to a set's k-th model.
+publish neither arrival times nor lengths. Arrival times are drawn inside their bin and lengths from 8 to 512, as the
+authors do. An eighth stream of 4 requests is added, because sets have 8 models. The figure's panels are titled model_1
+to model_7 and name no models. It is inferred that the k-th stream belongs to a set's k-th model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Langfuse's observations (an export of the UI or the API, or rows of its table): those of type GENERATION.
 
-Columns as in langfuse/langfuse 3d053db packages/shared/clickhouse/migrations/clustered/0002_observations.up.sql, or as
-its API writes them (startTime, providedModelName or model, usageDetails). The usage map holds disjoint counts. Prompt
-tokens are the sum of all counts whose names begin with `input`, cached ones included. Observations of level ERROR are
-left out and counted.
+The columns are those of langfuse/langfuse 3d053db
+packages/shared/clickhouse/migrations/clustered/0002_observations.up.sql, or those of its API (startTime,
+providedModelName or model, usageDetails). No token is in two counts of the usage map. So prompt tokens are the sum of
+all counts whose names begin with `input`, cached ones included. Observations of level ERROR are left out and counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def skip(record: Record) -> str | None:
 
 
 def expand(lines: Lines) -> Lines:
-    """Add to each record its prompt tokens and its output tokens, each the sum of the kinds that are counted apart."""
+    """Add to each record its prompt tokens and output tokens, each summed over separate counts of the usage map."""
     for line, record in lines:
         usage = log.mapping(log.first(record, USAGE))
         counts = {

@@ -1,9 +1,9 @@
 """LiteLLM's log: the table LiteLLM_SpendLogs (CSV, JSON, Parquet), or its callback's JSON.
 
-Fields as in BerriAI/litellm schema.prisma, model LiteLLM_SpendLogs, and litellm/types/utils.py, StandardLoggingPayload.
-`startTime` has no zone and is UTC; the callback's is seconds since 1970. `model_group` is the name that clients ask
-for; without it, `model`, the backend's name, is used. Left out and counted are requests that failed or that LiteLLM's
-own cache answered, and calls that generate no text.
+The fields are those of BerriAI/litellm schema.prisma, model LiteLLM_SpendLogs, and litellm/types/utils.py,
+StandardLoggingPayload. In the table `startTime` is a date in UTC without a zone; in the callback's JSON it is seconds
+since 1970. `model_group` is the name that clients ask for. Without it, the backend's name `model` is used. Requests
+that failed or that LiteLLM's own cache answered are left out and counted. So are calls that generate no text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """llama-swap's activity (GET /api/metrics/activity, or its rows): one a request that a server answered.
 
-Fields as in mostlygeek/llama-swap aecf92e internal/store/activity.go. A row is stored when its answer has ended, so the
-request came `duration_ms` before `timestamp`. Input tokens are only those that were computed. The cached tokens
-(`cache_tokens`, -1 where unknown) are added to get the prompt tokens.
+The fields are those of mostlygeek/llama-swap aecf92e internal/store/activity.go. A row is stored when its answer has
+ended, so the request arrived `duration_ms` before `timestamp`. Input tokens are only those that were computed. The
+prompt tokens are their sum with the cached tokens (`cache_tokens`, -1 if unknown).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def skip(record: Record) -> str | None:
 
 
 def expand(lines: Lines) -> Lines:
-    """Add cached tokens to the prompt tokens of each record, and turn its stamp from end to arrival."""
+    """Add cached tokens to the prompt tokens of each record, and change its timestamp from the end to the arrival."""
     for line, record in lines:
         tokens = log.mapping(record["tokens"]) if "tokens" in record else record
         prompt = log.total(tokens.get("input_tokens"), tokens.get("cache_tokens"))

@@ -1,6 +1,6 @@
 """A Mooncake trace (NAME_trace.jsonl): a single stream with the ids of its blocks of 512 tokens.
 
-Stamps are as released: those of the conversations come in bunches of about ten, every 3 s.
+Timestamps are kept as released. In the trace of conversations, requests come in bunches of about ten, every 3 s.
 """
 
 from __future__ import annotations

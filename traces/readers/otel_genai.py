@@ -1,8 +1,8 @@
 """OpenTelemetry's GenAI client spans (a collector's file, or the SDK's console) of calls that generate text.
 
-Attributes as in open-telemetry/semantic-conventions-genai docs/gen-ai/client-inference.md, and their former names. The
-model is the one that was asked for. Input tokens include cached ones. Messages that a span may carry are not
-read.
+Attributes are named as in open-telemetry/semantic-conventions-genai docs/gen-ai/client-inference.md, or by their former
+names. The model is the one that the client asked for. Input tokens include cached ones. Messages that a span may carry
+are not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ expand = _otel.spans
 
 
 def skip(span: Record) -> str | None:
-    """Return the reason to leave a model call's span out, "" for a span of another kind, and None for others."""
+    """Return the reason to leave a call out, "" for a span that is no model call, and None for a call that is kept."""
     operation = span.get("gen_ai.operation.name")
     operation = operation if isinstance(operation, str) else "chat"
     if span["name"] == "llm_request" or not any(name.startswith("gen_ai.") for name in span) or operation in AGENTS:

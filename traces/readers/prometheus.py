@@ -2,12 +2,14 @@
 
 The input is the answer of a range query (GET /api/v1/query_range, one JSON or a folder of them), or a folder of scrapes
 of /metrics as text. It must have the counters themselves, as from the query
-`{__name__=~"vllm:request_(success_total|(prompt|generation)_tokens_(bucket|sum))"}`; a rate() is not enough. A scrape's
-time is the number of ten digits or more in its file's name (seconds since 1970, or ms), else the file's time.
+`{__name__=~"vllm:request_(success_total|(prompt|generation)_tokens_(bucket|sum))"}`; a rate() is not enough. The time
+of a scrape is the number of ten digits or more in its file's name (seconds since 1970, or ms). Without such a number,
+it is the file's time of modification.
 
-A counter does not hold single requests. So stamps are drawn uniformly between two scrapes, and prompts and outputs are
-paired at random. Lengths are uniform within their bucket, or add up to the counter of tokens if there is one. The label
-model_name names the model. Requests that clients aborted, and those that failed, are left out and counted.
+A counter does not show single requests. So arrival times are drawn uniformly between two scrapes, and prompts and
+outputs are paired at random. Lengths are drawn uniformly within their bucket of the histogram. If there is a counter of
+tokens, they are drawn so that they add up to it. The label model_name names the model. Requests that clients aborted,
+and those that failed, are left out and counted.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ Points = dict[float, float]  # time -> value of a counter
 
 
 class Curve(NamedTuple):
-    """A counter that never falls: its value from each time in `at_s` on."""
+    """A counter that never falls: each value holds from its time in `at_s` until the next."""
 
     at_s: NDArray[np.float64]
     value: NDArray[np.float64]
 
     def at(self, when: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the values at some times; 0 before the first step."""
+        """Return the values at the times `when`; 0 before the first time in `at_s`."""
         return np.concatenate([[0.0], self.value])[np.searchsorted(self.at_s, when, "right")]
 
 
@@ -66,7 +68,7 @@ Counters = Mapping[str, Mapping[float, Curve]]
 def read(path: Path, *, name: str | None = None, model: str | None = None, jitter_seed: int = 0) -> pa.Table:
     """Draw requests at the rates and with the lengths that a server's counters show.
 
-    UserError where no counter of requests rose, or where a model lacks the buckets of its lengths.
+    UserError if no counter of requests rose, or if a model lacks the buckets of its lengths.
     """
     models = _models(path, model)
     draw = np.random.Generator(np.random.Philox(key=jitter_seed))
@@ -137,7 +139,10 @@ def _models(path: Path, model: str | None) -> dict[str, Counters]:
 
 
 def _summed(each: Iterable[Points]) -> Curve:
-    """Sum the counters of several servers; each begins at 0, and continues to rise over restarts of its server."""
+    """Return the sum of the counters of several servers, each counted from its first value.
+
+    A restart sets a server's counter back to 0; the sum continues to rise.
+    """
     rising = []
     for points in each:
         at_s, value = np.array(sorted(points.items()), np.float64).T
@@ -157,9 +162,9 @@ def _lengths(
 ) -> I8:
     """Draw the lengths of the `count` requests that came between times a and b.
 
-    If the buckets rose by exactly `count` in this interval, lengths follow these rises. Their sum is then, as nearly as
-    buckets allow, the rise of the counter of tokens, if the log has it. Otherwise lengths follow the buckets' totals
-    over the whole log.
+    If the buckets rose by exactly `count` in this interval, the lengths follow these rises. If the log also has the
+    counter of tokens, the lengths then add up to its rise, as nearly as the buckets allow. Otherwise the lengths follow
+    the buckets' totals over the whole log.
     """
     bounds = sorted(buckets)
     each = np.diff([0, *(_rise(buckets[bound], a, b) for bound in bounds)]).clip(0)

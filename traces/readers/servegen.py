@@ -1,10 +1,11 @@
 """ServeGen's clients (a folder with chunk-*-trace.csv and chunk-*-dataset.json, or of such): a synthetic trace.
 
-alibaba/ServeGen f891d11, data/. A row of a client's trace is a window of 600 s: begin, requests/s, CV, and the law of
-gaps (Gamma or Weibull, shape, scale). A dataset holds the shares of prompt and output lengths from each window's begin
-on. Each folder is one model. The hour with the most requests is drawn. All rates are scaled by one factor so that they
-add up to `rate_rps`, as the service had up to 1,800 requests/s. Clients without lengths (the largest files are missing
-in many copies) are left out.
+The source is alibaba/ServeGen f891d11, data/. A row of a client's trace describes a window of 600 s: its begin,
+requests/s, CV, and the law of its gaps (Gamma or Weibull, shape, scale). A client's dataset has distributions of prompt
+and output lengths, each valid from its time until the next. Each folder is one model.
+
+The hour with the most requests is drawn. All rates are scaled by one factor so that they add up to `rate_rps`, because
+the service had up to 1,800 requests/s. Clients without lengths are left out; many copies lack the largest files.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Window(NamedTuple):
 def read(
     path: Path, *, name: str | None = None, span_s: float = HOUR_S, rate_rps: float = RATE_RPS, jitter_seed: int = 0
 ) -> pa.Table:
-    """Draw the requests of the busiest period of length `span_s`.
+    """Draw the requests of the busiest period of length `span_s`, which is cut to whole windows of `WINDOW_S`.
 
     Rates are scaled so that all models together get `rate_rps` requests per second. UserError names a bad file.
     """
@@ -97,7 +98,7 @@ def read(
 
 
 def _busiest(windows: Iterable[Window], count: int) -> tuple[float, float]:
-    """Return the begin of the `count` consecutive windows with the most requests, and their mean request rate."""
+    """Return the begin of the `count` consecutive windows with the most requests, and the mean request rate in them."""
     load: dict[float, float] = {}
     for window in windows:
         load[window.at] = load.get(window.at, 0.0) + window.rate_rps

@@ -1,8 +1,9 @@
 """vLLM's spans (--otlp-traces-endpoint, a collector's file of JSON lines): `llm_request`, one a request.
 
-Attributes as in vllm-project/vllm vllm/tracing/utils.py, SpanAttributes. A span starts when its request arrives; a
-request that is refused or aborted has no span. With `n` > 1 each answer has a span. The spans of vLLM 0.32 name no
-model (v1/engine/output_processor.py, do_tracing): the model is then the server's OTEL_SERVICE_NAME, or `--model NAME`.
+The attributes are those of vllm-project/vllm vllm/tracing/utils.py, SpanAttributes. A span starts when its request
+arrives; a request that is refused or aborted has no span. With `n` > 1 each answer has a span. The spans of vLLM 0.32
+name no model (v1/engine/output_processor.py, do_tracing). The model is then the server's OTEL_SERVICE_NAME, or `--model
+NAME`.
 """
 
 from __future__ import annotations

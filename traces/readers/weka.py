@@ -1,9 +1,10 @@
 """WEKA's traces of coding agents (a session an object, its calls in `requests`): with blocks of 64 tokens.
 
-Fields as in vllm-project/guidellm 0fb0fbb docs/guides/trace_replay.md and callanjfox/agentic-coding-analysis
-docs/TRACE_FORMAT.md: `t` counts from the session's begin, `in` and `out` are tokens, `hash_ids` are blocks of the
-prompt. A group of `type` subagent has calls of its own. If the first of them has a smaller `t` than the group, their
-`t` counts from the group's. A session has no date, so each one begins at the last call of the session before.
+The fields are described in vllm-project/guidellm 0fb0fbb docs/guides/trace_replay.md and
+callanjfox/agentic-coding-analysis docs/TRACE_FORMAT.md. `t` is seconds from the begin of the session, `in` and `out`
+are tokens, and `hash_ids` are the prompt's blocks. An entry of `type` subagent is a group with calls of its own. If the
+group's first call has a smaller `t` than the group, the `t` of its calls is counted from the group's. Sessions have no
+dates, so each session begins at the last call of the previous one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OPTIONS = {"licence": "Apache-2.0", "block_tokens": 64}
 
 
 def expand(lines: Lines) -> Lines:
-    """Yield the model calls of each session; a session begins at the time of the last call of the session before."""
+    """Yield the model calls of each session; a session begins at the time of the previous session's last call."""
     begin_s = 0.0
     for line, session in lines:
         models = session.get("models")
