@@ -173,7 +173,7 @@ class Tenant:
         return "prefill" not in self.told
 
     def close(self) -> Iterator[Run]:
-        """Close the prefill lane, so that the next prefill begins with a new order and on the SMs that it gives."""
+        """Close the prefill lane. The next prefill then needs a new `Run` order, which sets its SMs."""
         if not self.closed:
             yield Run(self.told.pop("prefill").batch, "prefill", steps=0)
 

@@ -5,22 +5,22 @@ whole requests. Its variant + is the oracle of Xiang et al., "Aegaeon", SOSP 202
 Aegaeon's artifact, which drops and interrupts requests, are another algorithm: serverlessllm_released.py.
 
     x     an instance: a GPU or a tensor-parallel group, with one model at a time and a queue of jobs
-    job   requests of one model that came one after the other and run together, at first `most` of them
+    job   requests of one model that came in a row and run together, at most `most` at a time
     S_m   seconds of a request of model m by the forecast: its prefill and O_m decode steps
 
 A request joins the last job of an instance if that job is its model's. Otherwise it opens a job at the end of an
 instance's queue. `place` chooses the instance:
     startup   the one where it starts soonest, after the rest of the jobs before it and a load from host memory or disk.
               Among equals: the instance that has been idle longest; busy ones come last
-    fewest    (+) any job of the model with room, else the instance with fewest jobs
+    fewest    (+) any job of the model with room, else the instance with the fewest jobs
 `order=sjf` (+, with the true output lengths: an oracle) runs the shortest job first. A job is as long as its longest
 request. A job that runs is not interrupted.
 
 Tiers: if host memory is limited (`host_bytes` of the run's spec), a node keeps the models loaded last, and others come
 from its disk. A load from disk is assumed to begin when earlier loads from the same disk end, as in the release
 (ServerlessLLM/ServerlessLLM, sllm/schedulers/storage_aware_scheduler.py 10851ff, `_get_model_loading_time`;
-sllm/store_manager.py 1848fac, `get_store_info` and `load_to_host`). `way`: rung of a load. By default it does not
-include the start of an engine.
+sllm/store_manager.py 1848fac, `get_store_info` and `load_to_host`). `way` says how weights are
+loaded. By default a load does not start an engine.
 
 Live migration (section 5) is left out. There, the new instance computes the KV of a request's tokens while the old one
 continues to decode, in rounds, until few tokens are missing and the request changes over. Here a request is in one

@@ -201,8 +201,9 @@ class ServerlessLlmReleased:
     def place(self, m: str, fit: Sequence[Worker], view: View) -> Worker:
         """Return the worker for a new request of a model.
 
-        It is the worker whose queue ends with the shortest run of the model. If all such runs are full, it is instead a
-        worker without a model, or else the least recently used worker of another model.
+        Of the workers whose queue ends with requests for the model, it is the one with the fewest of them in a row. If
+        all have QS of them, it is instead a worker without a model, or else the least recently used worker of another
+        model.
         """
         runs = {x: self.last_run(x) for x in fit}
         mine = [x for x in fit if runs[x][0] == m]

@@ -440,9 +440,9 @@ class Slinfer:
         return w.node.used + (w.model.weight_bytes if new else 0) - w.kv_bytes + need - w.node.room
 
     def part(self, w: Worker, job: Job | None, view: View) -> float:
-        """Return the seconds of a worker's decode step over its TPOT SLO (released: worker.py, update_time_slice).
+        """Divide the seconds of a worker's decode step by its TPOT SLO (in the release: worker.py, update_time_slice).
 
-        If `job` is given, the worker is counted with that request too.
+        If `job` is given, its request counts as if it were on the worker.
         """
         seqs = len(w.jobs) + (job is not None)
         if not seqs or w.model.tpot_slo_s == math.inf:

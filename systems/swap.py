@@ -426,7 +426,7 @@ class Swap:
     # ------------------------------------------------------------ servers
 
     def room(self, pool: Pool, m: str, without: Collection[str] = ()) -> Gpus | None:
-        """Return the place with most free memory among those with room for a model's server, or None.
+        """Return the place with the most free memory among those with room for a model's server, or None.
 
         Servers of the models `without` do not count.
         """

@@ -397,7 +397,7 @@ class WarmServe:
     # ------------------------------------------------------------ copies: scheduler.py
 
     def scores(self, m: str) -> list[float]:
-        """Return the scores of the copies that a model should have beside its instances.
+        """Return the scores of the copies that a model should have in addition to its instances.
 
         In the release: _calc_model_scores.
         """
