@@ -104,8 +104,8 @@ class Requests:
     def _close_loop(self, after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
         """Record each request's successor in a closed loop.
 
-        Return the number of requests with arrival times of their own, which must come first. Raises ValueError for an
-        invalid closed loop.
+        Return the number of requests that have their own arrival times; these requests must come first. Raises
+        ValueError for an invalid closed loop.
         """
         later = np.flatnonzero(after >= 0)
         opened = len(after) - len(later)
