@@ -131,8 +131,8 @@ class Observed(Protocol):
     def about(self) -> Mapping[str, Any]:
         """Return facts for the run's metadata, as JSON values.
 
-        `verdict` tells whether the run is a valid measurement of its servers: `valid`, `reasons`, numbers, and a `text`
-        of one line. `served` has, for each model, the server and the name under which the server offers the model.
+        `verdict` tells whether the run is a valid measurement of its servers. It contains `valid`, `reasons`, numbers,
+        and a one-line `text`. `served` gives, for each model, the server and the model's name on that server.
         """
         ...
 

@@ -107,7 +107,7 @@ def _collecting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn exceptions of the block into a Fault. The block calls code of a policy's file other than its method `on`.
+    """Turn exceptions of the block into a Fault. The block calls a policy's code outside the method `on`.
 
     Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the time limit of `Watch`, and its
     prints go to stderr.

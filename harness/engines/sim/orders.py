@@ -168,8 +168,8 @@ class Orders:
     def evict(self, action: Evict) -> Refusal | None:
         """Evict weights at the next step boundary or, with `drain`, once the instance has no member left.
 
-        A load that still waits for memory is cancelled. During a load that has its memory, the eviction is refused with
-        "not now".
+        If the load of the weights still waits for memory, the load is cancelled. If the load has its memory and is
+        under way, the eviction is refused with "not now".
         """
         i, drain = self._names.inst_row(action.inst), action.drain
         now = self._names.weights.item(i)

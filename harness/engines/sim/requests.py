@@ -70,8 +70,8 @@ class Requests:
     def _page(self) -> None:
         """Create a row in `pages` and a row in `extents` for each KV block that can exist at a time.
 
-        That number is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests. During
-        a KV move, a request has blocks at both ends.
+        The number of rows is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests.
+        Twice, because a request has blocks at both ends during a KV move.
         """
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())

@@ -143,12 +143,12 @@ def hold_far(S: int, b: int, f: int, steps: int) -> int:
 
 @jit
 def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attention: float) -> int:
-    """Record the GPU kernels of a lane's step, cut into pieces of at most the order's `op_s` seconds.
+    """Record the GPU kernels of a lane's step, cut into pieces of at most `op_s` seconds (set by the lane's order).
 
     Return the number of pieces. A kernel is halved until its pieces are short enough. After each piece, the lane checks
     whether remote attention waits for the lane's GPU. A lane whose order has no `op_s` never checks; remote attention
-    then waits for the whole step. The step has `m` tokens and samples `out` tokens. `gemm` and `attention` are its
-    seconds of matrix products and attention.
+    then waits for the whole step. The step has `m` tokens and samples `out` tokens. `gemm` and `attention` are the
+    step's seconds of matrix products and attention.
     """
     n = lane_at(S, lane)
     grid, kernels = grid_at(S), kernels_at(S)[c]

@@ -264,7 +264,10 @@ def release(S: int, x: int) -> None:
 
 @jit
 def end_part(S: int, link: int) -> None:
-    """End the part, or those pieces of a part, that a link has just moved; then start the link's most urgent part."""
+    """Subtract the bytes that a link has just moved from its current part, and start the link's most urgent part.
+
+    If the current part has no bytes left, that part ends.
+    """
     W = world(S)
     K = link_at(S, link)
     p = K.current

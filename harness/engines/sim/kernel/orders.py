@@ -67,8 +67,8 @@ def act(S: int, r: int, what: int, arg: int) -> None:
 def on_request(S: int, r: int, what: int, arg: int) -> None:
     """Apply an action to a request now or, if the request is in a step or a KV move, after its end.
 
-    A later admission replaces a pending one. One other action can be pending as well: a drop replaces it, and any other
-    later action fails.
+    At most one admission and one other action can be pending. A new admission replaces the pending admission. While
+    another action is pending, a drop replaces that action, and every other new action fails.
     """
     q = req_at(S, r)
     if q.state != MOVE and not in_step(S, r):
@@ -107,7 +107,8 @@ def next_seq(S: int) -> int:
 def admit_now(S: int, r: int, b: int, seq: int) -> None:
     """Admit a request to a batch, and remove it from its previous batch if it has one.
 
-    The request's KV stays where it is, but the KV of an unfinished prefill on other GPUs is dropped.
+    The KV of a completed prefill, and KV in host memory, stay where they are. The KV of an unfinished prefill is
+    dropped if the batch runs on other GPUs.
     """
     W = world(S)
     q = req_at(S, r)
