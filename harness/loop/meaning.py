@@ -100,7 +100,7 @@ def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str
 
 @cache
 def rewrites() -> tuple[tuple[AbstractSet[tuple[str, str]], AbstractSet[tuple[str, str]]], ...]:
-    """Read the rewrites of sources: for each, the (name, digest) pairs of its files after it, and before it."""
+    """Read the rewrites of sources: for each, the (name, digest) pairs of the new files, then of the old files."""
     entries = tomllib.loads(REWRITES.read_text("utf-8")).get("rewrite", [])
     return tuple((frozenset(entry["now"].items()), frozenset(entry["before"].items())) for entry in entries)
 

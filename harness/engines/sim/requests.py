@@ -71,7 +71,7 @@ class Requests:
         """Create a row in `pages` and a row in `extents` for each KV block that can exist at a time.
 
         The number of rows is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests.
-        Twice, because a request has blocks at both ends during a KV move.
+        The factor 2 is for KV moves, during which a request has blocks at both ends.
         """
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())
