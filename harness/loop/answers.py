@@ -1,4 +1,4 @@
-"""Check a policy's answer: each action has a known class, and each field the type that actions.py declares.
+"""Check that each action of a policy's answer has a known class, and fields of the types that actions.py declares.
 
 The checks run for every action of every run. So they are written by hand for speed, and not derived from the
 declarations.
@@ -74,7 +74,7 @@ RIGHT: Mapping[type, Callable[[Any], bool]] = {
 
 
 def fault(actions: Iterable[Any]) -> str | None:
-    """Describe the first answer that is no action or has a field of a wrong type; None if all are right."""
+    """Describe the first item that is no action or has a field of a wrong type; return None if all are right."""
     for action in actions:
         right = RIGHT.get(type(action))
         if right is None:

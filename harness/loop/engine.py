@@ -67,9 +67,9 @@ class Engine(Protocol):
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Start the clock at `Config.start_s`; let no time pass beyond `end_s`.
 
-        Actions before this call are the policy's answer to "start": their Loads take no time and send no event. `hears`
-        has the types of events that the policy wants. It also has the types of actions whose successful end the policy
-        wants reported. `oracle` permits `View.oracle_tokens`.
+        All actions before this call are from the policy's answer to "start". Loads among them take no time and send no
+        event. `hears` contains the types of events that the policy wants. It also contains the types of actions whose
+        successful end the policy wants reported. `oracle` permits `View.oracle_tokens`.
         """
         ...
 
@@ -78,13 +78,13 @@ class Engine(Protocol):
 
         After None, the clock is at `until_s` or at the run's end, whichever is earlier.
 
-        After a refusal "not now", return `Freed` as soon as any resource is free again that the refused action may have
-        lacked. `Freed` comes once, before the other events of that instant, even if the policy does not want this
+        After a refusal "not now", return `Freed` as soon as any resource that the refused action may have lacked is
+        free again. `Freed` comes once, before the other events of that instant, even if the policy does not want this
         event.
 
         On a wall clock, the time may exceed `until_s` by the rest of the step that is being executed. If `until_s` is
-        infinite, no action comes before the next event. If nothing else can happen then, the first load or move that
-        waits for memory fails, at the time of the last event.
+        infinite, the caller issues no action before the next event. If nothing else can happen in this case, the first
+        load or move that waits for memory fails, at the time of the last event.
         """
         ...
 
@@ -131,8 +131,8 @@ class Observed(Protocol):
     def about(self) -> Mapping[str, Any]:
         """Return facts for the run's metadata, as JSON values.
 
-        `verdict` tells whether the run is a valid measurement of its servers: `valid`, `reasons`, numbers, and a `text`
-        of one line. `served` has, for each model, the server and the name under which the server offers the model.
+        `verdict` tells whether the run is a valid measurement of its servers. It contains `valid`, `reasons`, numbers,
+        and a one-line `text`. `served` gives, for each model, the server and the model's name on that server.
         """
         ...
 
@@ -174,7 +174,7 @@ KINDS: Mapping[str, type] = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of the available engines, by the files in harness/engines; the files are not imported."""
+    """Return the names of the engines in harness/engines. Their files are read, but not imported."""
     files = (*FOLDER.glob("*.py"), *FOLDER.glob("*/__init__.py"))
     return tuple(sorted(_stem(file) for file in files if MAKES.search(file.read_text("utf-8", "replace"))))
 
@@ -184,7 +184,7 @@ def _stem(file: Path) -> str:
 
 
 def path(text: str) -> Path:
-    """Return the file of an engine, by name (`sim`) or by path (`./mine.py`). UserError if it does not exist."""
+    """Return the file of an engine, by name (`sim`) or path (`./mine.py`). Raises UserError if there is none."""
     name = fields.asked(text).name
     if name.endswith(".py"):
         file = Path(name).resolve()
@@ -198,7 +198,7 @@ def path(text: str) -> Path:
 
 
 def module(text: str) -> ModuleType:
-    """Import the module of an engine, by name or by path. UserError if it does not exist, or its import fails."""
+    """Import an engine's module, by name or path. Raises UserError if there is none or the import fails."""
     name, file = fields.asked(text).name, path(text)
     try:
         return _of_file(file) if name.endswith(".py") else importlib.import_module(f"harness.engines.{name}")

@@ -1,4 +1,4 @@
-"""Call a policy's code: its time is limited, its prints do not reach stdout, and exceptions become one line.
+"""Call a policy's code with a time limit. Its prints do not reach stdout, and its exceptions become one line of text.
 
 Any error of a policy becomes a `Fault`, which callers can distinguish from an error of the bench.
 """
@@ -107,7 +107,7 @@ def _collecting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn exceptions of the block into a Fault. The block calls code of a policy's file other than its method `on`.
+    """Turn exceptions of the block into a Fault. The block calls a policy's code outside the method `on`.
 
     Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the time limit of `Watch`, and its
     prints go to stderr.
@@ -129,7 +129,7 @@ def quiet() -> redirect_stdout[Any]:
 
 
 def error_text(error: BaseException) -> str:
-    """Describe an exception in one line, with the innermost line of the policy's file that led to it.
+    """Describe an exception in one line, with the last line of the policy's file in the exception's traceback.
 
     For example `KeyError at mine.py:33 ('m9')`.
     """

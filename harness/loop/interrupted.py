@@ -25,18 +25,18 @@ _CAME: set[int] = set()  # signals whose exceptions were raised within `terminab
 
 
 def came(*numbers: int) -> bool:
-    """Tell whether this process has received one of these signals since `terminable` began."""
+    """Tell whether this process has received a signal with one of these numbers since `terminable` began."""
     return not _CAME.isdisjoint(numbers)
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise Terminated at SIGTERM, and Interrupted at SIGINT, within the block, so that open things get closed.
+    """Raise Terminated at SIGTERM, and Interrupted at SIGINT, so that the block can close its files and processes.
 
     Outside the main thread nothing changes. A worker may get SIGTERM twice: from the batch system, which ends all
     processes of a job, and from its parent. So a second SIGTERM does not interrupt the closing. Python swallows an
-    exception in a `__del__`; the exception is raised again a moment later. If Python cannot run its handler for
-    `DEAF_S`, because a library does not return, the process ends without it.
+    exception in a `__del__`; the exception is raised again a moment later. If a library does not return for `DEAF_S`
+    seconds, Python cannot run the signal's handler, and the process ends without an exception.
     """
 
     def stop(_signum: int, _frame: FrameType | None) -> None:

@@ -87,10 +87,10 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
 
 
 def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Undo rewrites in a set of (name, digest) pairs: replace the files of a rewrite by the files before it.
+    """Undo rewrites in a set of (name, digest) pairs: replace rewritten files by the files before the rewrite.
 
-    The hashes of stored runs were made from the files before. A rewrite is skipped unless `files` has all of its
-    present files.
+    The hashes of stored runs were made from those earlier files. A rewrite is undone only if `files` contains all files
+    that the rewrite made.
     """
     for now, before in rewrites():
         if now <= files:
@@ -100,7 +100,7 @@ def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str
 
 @cache
 def rewrites() -> tuple[tuple[AbstractSet[tuple[str, str]], AbstractSet[tuple[str, str]]], ...]:
-    """Read the rewrites of sources: for each, the (name, digest) pairs of its files now, and of its files before."""
+    """Read the rewrites of sources: for each, the (name, digest) pairs of the new files, then of the old files."""
     entries = tomllib.loads(REWRITES.read_text("utf-8")).get("rewrite", [])
     return tuple((frozenset(entry["now"].items()), frozenset(entry["before"].items())) for entry in entries)
 
@@ -284,7 +284,7 @@ def _listed(node: Any) -> list[Any]:
 def _own(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Yield nodes, and all nodes below them that belong to the same scope.
 
-    Of an inner function or class, only the decorators belong to it; of a comprehension, only its assignments (`:=`).
+    An inner function or class contributes only its decorators, and a comprehension only its assignments (`:=`).
     """
     for node in nodes:
         yield node

@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Agenda:
-    """Timers and delayed actions, sorted by time, then by age. A new timer replaces the one with its key."""
+    """Timers and delayed actions, sorted by time, then by age. A new timer replaces the timer with the same key."""
 
     due_s = math.inf  # when the first entry in force is due
 
@@ -120,7 +120,7 @@ def replay(
 
     Each decision takes `decision_s`. A policy decides on one event at a time, and sees the state at the decision's
     start. Loads, evictions, limits and moves take effect a further `control_s` after the decision. Turns in the same
-    answer are delayed as long; otherwise they would end as stuck before their loads start. On a wall clock both delays
+    answer are delayed equally; otherwise they would end as stuck before their loads start. On a wall clock both delays
     are 0, because a decision takes real time.
 
     This function makes the engine ready; the code that made the engine closes it. Raises Unsupported (before the engine
@@ -165,7 +165,7 @@ class Replay:
         self.apply([a for a in actions if isinstance(a, Wake)], 0.0)
 
     def run(self) -> None:
-        """Let the policy decide on the oldest event, or let time pass, until all ended or nothing more can happen."""
+        """Let the policy decide on events, and let time pass between decisions, until nothing more can happen."""
         idle, heard, view = self.engine.idle, self.heard, self.view
         while not idle():
             if heard and not self.thinking and view.now_s >= self.free_s:
@@ -181,7 +181,8 @@ class Replay:
     def wait(self) -> bool:
         """Let time pass until something happens; return False if nothing will happen any more.
 
-        The end of a decision counts only if the decision's answer takes effect then, or if another event waits for it.
+        The wait stops at the end of a decision if its answer takes effect then, if another event waits for a decision,
+        or if the agenda is empty.
         """
         due_s, free_s = self.agenda.due_s, self.free_s
         lands = free_s <= due_s and (self.thinking or self.heard or (due_s == math.inf and self.view.now_s < free_s))
@@ -249,8 +250,8 @@ class Replay:
     def apply(self, actions: Sequence[Action], delay_s: float) -> None:
         """Set timers and issue actions.
 
-        Actions of the types in PLACING are issued `delay_s` later. If `actions` has any of these, its turns are issued
-        `delay_s` later too.
+        Actions of the types in PLACING are issued `delay_s` later. If `actions` contains any of these, the turns in
+        `actions` are issued `delay_s` later too.
         """
         standing, do = self.standing, self.engine.do
         placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
@@ -271,8 +272,8 @@ class Replay:
     def withdraw(self, newer: Action) -> None:
         """Withdraw the standing orders that a newer action replaces.
 
-        If the newer action closes a lane, its standing turn is withdrawn. A policy that hears `TurnEnded` then gets
-        that event, as it would from an engine.
+        If the newer action closes a lane, the lane's standing turn is withdrawn. A policy that hears `TurnEnded` then
+        gets that event, just as an engine would report it.
         """
         closes = isinstance(newer, Run) and newer.steps == 0 and TurnEnded in self.system.hears
         for gone in self.standing.withdraw(newer, self.view.now_s):

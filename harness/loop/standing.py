@@ -1,7 +1,8 @@
 """Standing orders: actions that the engine refused "not now". They are issued again when some resource is free again.
 
 They are issued again in the order in which they were first issued, never on a timer. An order stands until the engine
-accepts it, or until the policy issues an action on the same subject. The log records both; the policy gets no event.
+accepts it, or until the policy issues an action on the same subject. The log records each refusal, acceptance and
+withdrawal. The policy gets no event, except `TurnEnded` for a standing turn whose lane the policy closes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class Standing:
         return is_turn(turn) and any(isinstance(a, Load) and a.inst == turn.batch.inst for a in self.orders)
 
     def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:
-        """Issue all orders again; those that are refused once more stay in the same order."""
+        """Issue the orders again, except turns that wait for a Load (`awaited`); drop the accepted orders.
+
+        The remaining orders stay in the same sequence.
+        """
         orders, self.orders = self.orders, []
         for action in orders:
             if self.awaited(action):
@@ -65,7 +69,7 @@ def is_turn(action: Action) -> TypeGuard[Run]:
 
 
 def same_subject(newer: Action, stands: Action) -> bool:
-    """Tell whether an action has the same subject as a standing order, so that it replaces the order."""
+    """Tell whether an action has the same subject as a standing order, and therefore replaces that order."""
     match newer, stands:
         case (Load(inst) | Evict(inst), Load(other) | Evict(other)):
             return inst == other

@@ -1,9 +1,9 @@
-"""Protection against code that stored results name: a command imports only files of code that its user names.
+"""Protection against untrusted code: commands import only code files that their user names.
 
-Stored results name the file of the system that made them, and a stranger may have sent them. So a command imports a
-file outside this repository only in two cases: the command line names the file, or it names a TOML file that names the
-file. `--trust` lifts this limit. The limit is stored in the environment, which worker processes inherit. A program that
-imports the bench as a library has no limit.
+Stored results name the file of the system that made them, and the results may come from a stranger. So a command
+imports a file outside this repository only in two cases: the command line names the file, or it names a TOML file that
+names the file. `--trust` lifts this limit. The limit is stored in the environment, which worker processes inherit. A
+program that imports the bench as a library has no limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def limited() -> Iterator[None]:
 
 
 def name(*words: str) -> None:
-    """Allow imports of files that a user names in these words: of a command line, or values of a TOML file."""
+    """Allow imports of files named in these words, which come from a command line or are values of a TOML file."""
     limit = os.environ.get(LIMIT, ANY)
     if limit != ANY:
         more = (path for word in words for path in _named(word))

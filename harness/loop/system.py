@@ -58,7 +58,8 @@ class Make(Protocol):
 def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
     """Build a system for a cluster, with these values of its fields.
 
-    Raises Infeasible or Unsupported if the system raises it, and Fault for any other error in the system.
+    Raises Infeasible or Unsupported unchanged if the system raises one of them. Any other error in the system is raised
+    as a Fault.
     """
     with guarded():
         policy = make(cluster, **fields)
@@ -72,7 +73,7 @@ def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
 
 
 def names() -> list[str]:
-    """Return the names of the available systems, by the files in systems/."""
+    """Return the names of the .py files in systems/ that do not begin with an underscore: the available systems."""
     return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
 
 
@@ -80,7 +81,7 @@ RENAMED = ROOT / "systems" / "renamed.toml"  # names that systems had
 
 
 def path(name: str) -> Path:
-    """Return the file of a system, by name (`prism`) or by path (`./mine.py`). UserError if it does not exist."""
+    """Return the file of a system, by name (`prism`) or path (`./mine.py`). Raises UserError if there is none."""
     if name.endswith(".py"):
         if not (file := Path(name).resolve()).is_file():
             raise UserError(f"no file {name}")

@@ -187,7 +187,7 @@ class Sim:
     def _grow(self) -> None:
         """Enlarge the logs that are almost full.
 
-        If all requests that have records have arrived, also create the next records of a long workload.
+        In a long workload, also create records for the next requests once all requests with records have arrived.
         """
         S, cap = self.S, self.config.batch_cap
         w = S.s
@@ -307,8 +307,8 @@ class Sim:
     def _alone_s(self, piece: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the prefill seconds and the decode seconds of each request in `piece` on GPUs without other work.
 
-        The model has its configured tensor-parallel degree. The GPUs are of the kind where the request's first prefill
-        ended. A request without a prefill uses the first kind.
+        The model has its configured tensor-parallel degree. The GPUs are of the kind on which the request's first
+        prefill ended. For a request without a prefill, they are of the first kind.
         """
         from harness.engines.costs.alone import alone_s
 

@@ -156,9 +156,9 @@ class Names:
         return self._nodes[self.places[i][0]]
 
     def _footprint(self, model: Served) -> int:
-        """Return the result of `footprint_bytes` for a model at its degree.
+        """Return the result of `footprint_bytes` for a model at its tensor-parallel degree.
 
-        Results are cached, because that function examines all models.
+        Results are cached, because `footprint_bytes` examines all models.
         """
         key = model.name, model.tp
         if key not in self._footprints:

@@ -43,7 +43,7 @@ class Orders:
         self.memories = self._host_memories()
 
     def _host_memories(self) -> list[HostMemory]:
-        """Return each node's host memory, filled with the models of the highest planned rates.
+        """Return each node's host memory, filled with the models that have the highest planned request rates.
 
         The list is empty if the spec sets no `host_bytes`: every host then stores the weights of all models.
         """
@@ -99,7 +99,7 @@ class Orders:
     def _note(self, action: Action, parts: int = 1) -> int:
         """Register an action of `parts` parts with the kernel, and return its number.
 
-        The kernel reports the action's end if the policy receives such ends, or if a part failed.
+        The kernel reports the action's end if the policy receives the ends of such actions, or if a part failed.
         """
         S = self.S
         if S.action_spare[0] == 0:
@@ -168,8 +168,8 @@ class Orders:
     def evict(self, action: Evict) -> Refusal | None:
         """Evict weights at the next step boundary or, with `drain`, once the instance has no member left.
 
-        A load that still waits for memory is cancelled. During a load that has its memory, the eviction is refused with
-        "not now".
+        If the load of the weights still waits for memory, the load is cancelled. If the load has its memory and is
+        under way, the eviction is refused with "not now".
         """
         i, drain = self._names.inst_row(action.inst), action.drain
         now = self._names.weights.item(i)

@@ -53,7 +53,7 @@ class Traced(Sim):
         """Return a new recording engine with the settings of `sim`, whose run must not have begun.
 
         If `look_at` is a request's id, the trace contains only that request's stretches and the use of links during its
-        life. `progress` is called with two numbers: the requests that have ended, and all requests.
+        life. `progress` is called with the number of ended requests and the number of all requests.
         """
         traced = cls(sim.config, sim._options, sim._machine)  # noqa: SLF001 - of its class
         traced.recorder = Recorder(traced, look_at, progress)

@@ -1,4 +1,4 @@
-"""The layouts of the simulator's records: a page for each, with the type, unit and meaning of every field.
+"""The layouts of the simulator's records: for each record, the type, unit and meaning of every field.
 
 Times are points on the simulated clock in seconds, unless a field's line describes a duration. Infinity and -1 mean
 "none". Codes are the constants of `state.py`.

@@ -70,8 +70,8 @@ class Requests:
     def _page(self) -> None:
         """Create a row in `pages` and a row in `extents` for each KV block that can exist at a time.
 
-        That number is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests. During
-        a KV move, a request has blocks at both ends.
+        The number of rows is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests.
+        The factor 2 is for KV moves, during which a request has blocks at both ends.
         """
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())
@@ -104,8 +104,8 @@ class Requests:
     def _close_loop(self, after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
         """Record each request's successor in a closed loop.
 
-        Return the number of requests with arrival times of their own, which must come first. Raises ValueError for an
-        invalid closed loop.
+        Return the number of requests that have their own arrival times; these requests must come first. Raises
+        ValueError for an invalid closed loop.
         """
         later = np.flatnonzero(after >= 0)
         opened = len(after) - len(later)

@@ -1,8 +1,8 @@
 """Sums over the measurement window of a run, [0, window_s), which excludes warm-up and drain.
 
 All runs of a table use the same window, however long each run drains. The clock stops at both ends of the window, and
-the sums so far are recorded there. If a run ends before its window, its last state is assumed to last until the
-window's end.
+the sums so far are recorded there. If a run ends before the window does, the run's last state is assumed to last
+until the window's end.
 """
 
 from __future__ import annotations

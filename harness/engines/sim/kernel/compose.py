@@ -20,8 +20,9 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
 
     The step has at most `budget` prompt tokens and `cap` sequences, of which `run` decode. With `whole`, prompts are
     not cut, and the first may exceed the budget. Prompts without KV are taken only with `new`. Prompts are taken in
-    queue order, up to the first whose `joins_step` exceeds `ran`: that prompt arrived after this step was scheduled.
-    The lane's `bound` records the caps that kept prompts or tokens out of the step, unless memory ended the loop first.
+    queue order. A prompt whose `joins_step` exceeds `ran` arrived after this step was scheduled: that prompt and all
+    later ones are left out. The lane's `bound` records the caps that kept prompts or tokens out of the step, unless
+    lack of memory ended the loop first.
     """
     W = world(S)
     n = lane_at(S, lane)

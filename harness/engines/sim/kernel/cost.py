@@ -86,7 +86,7 @@ def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
 def speed(S: int, c: int, x: float, B: int, prefill: int) -> float:
     """Return the speed of a step on a share x of the SMs, relative to its speed on all SMs.
 
-    `B` is the number of members that decode; the speed of a step with prompts (`prefill`) does not depend on it.
+    `B` is the number of members that decode. The speed of a step with prompts (`prefill`) does not depend on `B`.
     """
     if prefill:
         return lerp(share_at(S), pre_rate_at(S)[c], x)

@@ -67,9 +67,9 @@ def forget(S: int, a: int) -> None:
 
 @jit
 def over(S: int, a: int, how: int) -> bool:
-    """Record the end of one part of action `a`; return True if it was the last part.
+    """Record the end of one part of action `a`; return True if all parts have now ended.
 
-    `how` is OK, GONE or NEVER.
+    `how` is the part's result: OK, GONE or NEVER.
     """
     A = action_at(S, a)
     A.left -= 1
@@ -83,7 +83,7 @@ def done(S: int, a: int, how: int) -> None:
     """Record the end of one part of action `a`; after the last part, report the end of the action.
 
     Do nothing if `a` is -1. The end is reported only if the policy listens for it or a part failed. The event's detail
-    is twice the number of failed parts, plus one if some of them can never succeed.
+    is twice the number of failed parts, plus one if some failed part can never succeed.
     """
     if a >= 0 and over(S, a, how):
         A = action_at(S, a)

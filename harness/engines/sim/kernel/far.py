@@ -41,9 +41,9 @@ def far_s(S: int, b: int, c: int, each: float) -> float:
 
 @jit
 def ask_elsewhere(S: int, lane: int) -> None:
-    """Add a lane's demands on the remote GPUs that store KV of its decode step, each with a slack.
+    """Add a lane's demands on the remote GPUs that store KV of its decode step; each demand has a slack.
 
-    The slack is the number of seconds per layer by which attention on that GPU may be late without delaying the step.
+    The slack is the number of seconds per layer by which attention on that GPU can be late without delaying the step.
     """
     n = lane_at(S, lane)
     if n.busy == IDLE or n.decodes == 0 or n.lent >= 0:
@@ -74,10 +74,9 @@ def ask_elsewhere(S: int, lane: int) -> None:
 
 @jit
 def overtakes(y: float, slope: float, z: float, rise: float) -> int:
-    """Return the number of steps until the smaller of two growing times exceeds the larger, or ANY if it never does.
+    """Return the number of steps until time Z exceeds time Y, or ANY if Z never does.
 
-    The smaller time starts at `z` and grows by `rise` per step. The larger time starts at `y` and grows by `slope` per
-    step.
+    Z starts at `z` and grows by `rise` per step. Y starts at `y`, which is at least `z`, and grows by `slope` per step.
     """
     if rise <= slope:
         return ANY
@@ -124,9 +123,9 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
 
 @jit
 def hold_far(S: int, b: int, f: int, steps: int) -> int:
-    """Take blocks in a remote KV account for as many decode steps as fit, at most `steps`; return their number.
+    """Take blocks in a remote KV account for as many decode steps as fit; return the number of steps.
 
-    The first step's blocks have been taken already.
+    The result is from 1 to `steps`. The first step's blocks have been taken already.
     """
     B, F = batch_at(S, b), remote_at(S, f)
     first = needs(S, f, B.tick, 1)
@@ -144,12 +143,12 @@ def hold_far(S: int, b: int, f: int, steps: int) -> int:
 
 @jit
 def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attention: float) -> int:
-    """Record the GPU kernels of a lane's step, cut into pieces of at most the order's `op_s` seconds.
+    """Record the GPU kernels of a lane's step, cut into pieces of at most `op_s` seconds (set by the lane's order).
 
     Return the number of pieces. A kernel is halved until its pieces are short enough. After each piece, the lane checks
     whether remote attention waits for the lane's GPU. A lane whose order has no `op_s` never checks; remote attention
-    then waits for the whole step. The step has `m` tokens and samples `out` tokens. `gemm` and `attention` are its
-    seconds of matrix products and attention.
+    then waits for the whole step. The step has `m` tokens and samples `out` tokens. `gemm` and `attention` are the
+    step's seconds of matrix products and attention.
     """
     n = lane_at(S, lane)
     grid, kernels = grid_at(S), kernels_at(S)[c]

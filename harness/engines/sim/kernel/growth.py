@@ -119,8 +119,8 @@ def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
 def grow_in(S: int, b: int, f: int) -> int:
     """Take blocks in one account for one decode step of a batch's running members with KV there.
 
-    `f` is the batch's entry for the account. If blocks run short, members are preempted; the only request with KV in
-    the account fails instead. Return the flags that `grow` returns.
+    `f` is the batch's entry for the account. If blocks run short, members are preempted. If only one request has KV in
+    the account, that request fails instead. Return flags as `grow` does.
     """
     W = world(S)
     B = batch_at(S, b)

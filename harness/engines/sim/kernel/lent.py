@@ -1,4 +1,4 @@
-"""Remote attention (to KV on other GPUs): the time that it takes from those GPUs' own lanes, and its waits for them."""
+"""Remote attention (to KV on other GPUs): how it delays the lanes of those GPUs, and how long it waits for them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def late_s(S: int, lane: int, slack_s: float) -> float:
 def lent_on(S: int, lane: int, g: int) -> float:
     """Return the share of GPU g's time that a lane on other GPUs needs for its attention to KV on g.
 
-    The share applies to the lane's present rate.
+    The share is computed from the lane's present rate.
     """
     n = lane_at(S, lane)
     part = 0.0

@@ -11,7 +11,7 @@ from harness.engines.sim.state import *
 
 @jit
 def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
-    """Create a transfer without parts, the latest in order of issue, and return its row.
+    """Create a transfer without parts, put it last in the order of issue, and return its row.
 
     After its last part has been moved, the transfer takes another `fixed` seconds.
     """
@@ -151,7 +151,10 @@ def append_part(S: int, link: int, p: int, weights: int) -> None:
 
 @jit
 def rank_links(S: int) -> None:
-    """Interrupt the links that move a prefetch while weights that lanes now await are queued behind it."""
+    """Interrupt each link that is moving weights although more urgent weights are in its queue.
+
+    Weights are more urgent if a lane awaits them.
+    """
     for k in range(world(S).n_links):
         K = link_at(S, k)
         if K.weights_parts > 1 and K.kv_head < 0 and foremost(S, k) != K.current:
@@ -211,8 +214,8 @@ def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
     """Create the parts of a KV transfer on the links that it uses.
 
     A transfer from or to a host uses PCIe. A transfer between GPUs uses their direct link, or PCIe through the host if
-    they have none. Between groups of different numbers of GPUs, the KV is split anew: each new GPU's share comes in
-    equal parts from GPUs of the old group.
+    they have none. If the old and the new group have different numbers of GPUs, the KV is split anew. Each new GPU then
+    gets its KV in equal parts from GPUs of the old group.
     """
     I, J = inst_at(S, src), inst_at(S, dst)
     if I.is_host:
@@ -261,7 +264,10 @@ def release(S: int, x: int) -> None:
 
 @jit
 def end_part(S: int, link: int) -> None:
-    """End the part, or the pieces of a part, that a link has just moved; then start the link's most urgent part."""
+    """Subtract the bytes that a link has just moved from its current part, and start the link's most urgent part.
+
+    If the current part has no bytes left, that part ends.
+    """
     W = world(S)
     K = link_at(S, link)
     p = K.current

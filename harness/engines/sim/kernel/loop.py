@@ -50,7 +50,7 @@ def receive(S: int, r: int) -> None:
 
 @jit
 def next_time(S: int) -> float:
-    """Return the time at which the next step, span, transfer, part on a link, or turn of an idle lane ends."""
+    """Return the earliest time at which a step, span, transfer, part on a link, or turn of an idle lane ends."""
     W = world(S)
     t = INF
     for p in range(W.n_gpus):
@@ -178,7 +178,7 @@ def end_all(S: int) -> bool:
 
 @jit
 def advance(S: int, until: float) -> int:
-    """Simulate until there is an event that the policy receives, until time `until`, or until the end of the run.
+    """Simulate until an event for the policy, time `until` or the end of the run, whichever comes first.
 
     Return TOLD if there are events to read, and GROW if a log is full or the next arrival has no record yet. Return
     OVER if `until` is infinite and nothing more can happen before the end of the run. Otherwise return NOTHING.

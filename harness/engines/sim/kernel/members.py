@@ -28,7 +28,7 @@ def quit_batch(S: int, r: int) -> None:
 
 @jit
 def end(S: int, r: int, state: int, t: float) -> None:
-    """End a request that is in no list: free its KV blocks, fail its pending action and report its end.
+    """End a request that is in no list: free its KV blocks, fail its pending action and report the request's end.
 
     `state` is DONE, DROPPED or FAILED. In a closed loop, the client's next request is scheduled.
     """

@@ -67,8 +67,8 @@ def act(S: int, r: int, what: int, arg: int) -> None:
 def on_request(S: int, r: int, what: int, arg: int) -> None:
     """Apply an action to a request now or, if the request is in a step or a KV move, after its end.
 
-    A later admission replaces a pending one. One other action can be pending as well: a drop replaces it, and any other
-    later action fails.
+    At most one admission and one other action can be pending. A new admission replaces the pending admission. While
+    another action is pending, a drop replaces that action, and every other new action fails.
     """
     q = req_at(S, r)
     if q.state != MOVE and not in_step(S, r):
@@ -107,7 +107,8 @@ def next_seq(S: int) -> int:
 def admit_now(S: int, r: int, b: int, seq: int) -> None:
     """Admit a request to a batch, and remove it from its previous batch if it has one.
 
-    The request's KV stays where it is, but the KV of an unfinished prefill on other GPUs is dropped.
+    The KV of a completed prefill, and KV in host memory, stay where they are. The KV of an unfinished prefill is
+    dropped if the batch runs on other GPUs.
     """
     W = world(S)
     q = req_at(S, r)
@@ -183,8 +184,8 @@ def discard_now(S: int, r: int, act_: int) -> None:
 def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
     """Move a request's KV to the account `to`, or discard the KV if `to` is -1.
 
-    If the request is in a step or a KV move, this happens after its end. With `attend`, the request's batch attends to
-    the KV there. `act_` is the action's number.
+    If the request is in a step or another KV move, the action starts after that step or move has ended. With `attend`,
+    the request's batch attends to the KV at its new place. `act_` is the action's number.
     """
     if to < 0:
         on_request(S, r, P_DISCARD, act_)
@@ -240,9 +241,9 @@ def next_member(S: int) -> int:
 
 @jit
 def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
-    """Move the KV of all members of a batch to the account `to`, or discard it if `to` is -1.
+    """Move the KV of all members of a batch to the account `to`, or discard their KV if `to` is -1.
 
-    With `attend`, the batch attends to the KV there. `act_` is the action's number.
+    With `attend`, the batch attends to the KV at its new place. `act_` is the action's number.
     """
     r = members(S, b)
     while r >= 0:
@@ -253,9 +254,10 @@ def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
 
 @jit
 def move_now(S: int, r: int, x: int) -> None:
-    """Queue transfer x of a request's KV, which then waits for memory in its target account.
+    """Queue transfer x of a request's KV; the transfer then waits for memory in its target account.
 
-    The move ends at once if the KV is there already. It fails if there is no KV to move, or if the KV can never fit.
+    If the target account stores the KV already, the move ends at once. The move fails if there is no KV to move, or if
+    the KV can never fit.
     """
     W = world(S)
     q = req_at(S, r)

@@ -246,8 +246,8 @@ def give(S: int, i: int, n: int, extents: int) -> None:
 def alternates(S: int, lane: int) -> bool:
     """End the spans of a lane's rivals at their next step boundary; return whether the lane has rivals.
 
-    Rivals are other decoding batches of the same model in the lane's pool. They may take blocks of the same account,
-    where the batch that first needs a page gets it.
+    Rivals are other decoding batches of the same model in the lane's pool. Rivals can take blocks of the same account.
+    In that account, each new page goes to the batch that needs a page first.
     """
     b = lane >> 1
     some = False

@@ -50,8 +50,8 @@ def price(
     The step has `decodes` members that decode, and `pieces` prompts or pieces of prompts. These pieces have `tokens`
     tokens in total, and `area` token pairs of causal attention. The step samples `out` tokens. Decode attention covers
     `context` tokens of local KV, and `each` tokens per member with remote KV (-1: the member's own context). Return
-    three durations in seconds. They are those of the matrix products and polls, of the host's work, and of the whole
-    step (or slice) without competition.
+    three durations in seconds: of the matrix products and polls, of the host's work, and of the whole step (or slice)
+    without competition. In a poll, the lane checks whether remote attention waits.
     """
     W = world(S)
     n = lane_at(S, lane)

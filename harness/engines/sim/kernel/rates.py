@@ -71,11 +71,11 @@ def share(S: int, p: int) -> None:
 def take_turns(S: int, p: int) -> None:
     """Set the rate (`given`) of each lane of a pool in which GPU kernels of different lanes take turns.
 
-    A round has one turn of each lane. Without MPS, processes take turns as well. A round then has one time slice of
-    each process, as long as the slice of the process's longest lane. The length of a turn or slice is weighted by the
-    share of time in which its kernels are on the GPU. That share is `duty` for a step without competition, and it grows
-    as other lanes keep the kernels waiting. The shares of all lanes depend on each other. They are approximated in up
-    to SWEEPS passes over the lanes.
+    A round has one turn of each lane. Without MPS, processes take turns as well, and a round has one time slice of each
+    process. The process's step with the most GPU seconds sets the length of the slice. The length of a turn or slice is
+    weighted by the share of time in which its kernels are on the GPU or wait for it. That share is `duty` for a step
+    without competition, and grows as other lanes keep the kernels waiting. The shares of all lanes depend on each
+    other. They are approximated in up to SWEEPS passes over the lanes.
     """
     W = world(S)
     for lane in lanes_in(S, p):

@@ -100,7 +100,7 @@ def note_unbegun(S: int, g: int) -> None:
 
 @jit
 def shed_gpu(S: int, g: int) -> None:
-    """Evict cached KV from a GPU until the rest fits and each account is within its limit.
+    """Evict cached KV from a GPU until the remaining KV fits and each account is within its KV limit.
 
     The entry that was released first is evicted first; within an entry, the last block is evicted first.
     """
@@ -134,7 +134,10 @@ def shed_gpu(S: int, g: int) -> None:
 
 @jit
 def shed(S: int, i: int) -> None:
-    """Evict cached KV from an instance's GPUs until the KV of requests leaves room for the rest."""
+    """Call `shed_gpu` for each GPU of an instance.
+
+    Do nothing without a prefix cache or with unlimited memory.
+    """
     W = world(S)
     if inst_at(S, i).entries >= 0 and not W.unlimited:
         for j in range(inst_at(S, i).gpu_count):
@@ -221,9 +224,9 @@ def publish(S: int, r: int) -> None:
 def give_up(S: int, r: int) -> None:
     """Free the blocks that a request has in its home account.
 
-    If the instance's weights are in memory, the freed blocks stay cached until they are evicted. The private blocks are
-    freed first, then the prompt's blocks from the last to the first. Private blocks that the same request left in the
-    cache at an earlier preemption are dropped.
+    If the instance's weights are in memory, the freed blocks stay cached until they are evicted. The private blocks,
+    which other prompts cannot hit, are freed first. The prompt's other blocks follow, from the last to the first.
+    Private blocks that the same request left in the cache at an earlier preemption are dropped.
     """
     q = req_at(S, r)
     i = q.home

@@ -19,9 +19,9 @@ from harness.engines.sim.state import *
 
 @jit
 def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
-    """Give a lane a turn of at most `for_s` seconds and `steps` steps, which begins with the lane's first step.
+    """Give a lane a turn of at most `for_s` seconds and `steps` steps; the turn begins with the lane's next step.
 
-    If `steps` is not positive, the number of steps is not limited. Turns are listed in the order of lanes.
+    If `steps` is not positive, the number of steps is not limited. The list of turns is sorted by lane.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -251,7 +251,7 @@ def limit(S: int, i: int, nbytes: int) -> None:
 def spare(S: int, waiting: int) -> bool:
     """Tell whether the logs have room for everything that one lane's step can produce.
 
-    `waiting` is the number of waiting members that the step's formation could end.
+    `waiting` is the number of waiting members that could fail while the step is formed.
     """
     W = world(S)
     most = 4 * W.batch_cap + 64 + waiting

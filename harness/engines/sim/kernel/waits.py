@@ -16,7 +16,7 @@ def usable(S: int, i: int) -> bool:
 def loaded(S: int, i: int) -> bool:
     """Tell whether an instance's weights are in memory.
 
-    They remain in memory while the instance drains, and until its last step ends after an order to evict.
+    They stay in memory while the instance drains. After an order to evict, they stay until the last step has ended.
     """
     return inst_at(S, i).state >= IN
 

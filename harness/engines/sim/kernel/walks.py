@@ -22,7 +22,7 @@ def lanes_in(S: int, p: int) -> Iterator[int]:
 
 @jit
 def turns(S: int) -> Iterator[int]:
-    """Yield the lanes that have a turn, in order; a yielded lane's turn may end meanwhile."""
+    """Yield the lanes that have a turn, sorted by row; a yielded lane's turn may end meanwhile."""
     lane = world(S).turn_head
     while lane >= 0:
         after = lane_at(S, lane).next_turn

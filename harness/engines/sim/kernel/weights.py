@@ -43,8 +43,8 @@ def set_weights(S: int, i: int, state: int) -> None:
 def count_on_gpus(S: int, i: int, n: int) -> None:
     """Add n (1, 0 or -1) to the count of instances on each GPU of an instance.
 
-    The count includes instances whose weights are on their way. Before the change, bring the seconds for which each GPU
-    had instances (`held_s`) up to the present.
+    The count includes instances whose weights are on their way. Before the change, update `held_s`, the seconds for
+    which each GPU had instances, to the present time.
     """
     I, now = inst_at(S, i), world(S).now
     for j in range(I.gpu_count if n else 0):
@@ -88,7 +88,7 @@ def leave(S: int, i: int) -> None:
 
 @jit
 def elsewhere(S: int, i: int, first: int, last: int) -> bool:
-    """Tell whether another instance of the same model has weights in a state from `first` to `last`."""
+    """Tell whether another instance of the same model has a weights state from code `first` to code `last`."""
     j = inst_at(S, i).kin
     while j != i:
         if first <= inst_at(S, j).state <= last:
