@@ -226,7 +226,7 @@ class WallClock:
     # ------------------------------------------------------------ requests
 
     def members(self, batch: Batch) -> Collection[Live]:
-        """Return the requests of a batch, in order of Admit."""
+        """Return the requests of a batch, in the order in which they were admitted."""
         return self.batches.get(batch, {}).values()
 
     def gone(self, rid: int) -> Refusal | None:
