@@ -1,7 +1,7 @@
 """The verdict on a run on real servers: whether it measured the servers, or rather the client and its machine.
 
-    lag              write time - due time of each request that left. The due time is the request's intended time, or
-                     the time at which the policy sent it
+    lag              write time - due time of each request that left. The due time is the request's intended time; for
+                     a held request, it is the time at which the policy ordered it to be sent
     offered          number of due requests / seconds from the first due time to the last
     achieved         number of due requests that left or failed / seconds from the first due time to the last write
     by event         number of finished requests whose token count in the server's usage differs from their chunks' sum

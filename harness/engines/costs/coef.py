@@ -14,7 +14,7 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
 An engine's matrix products take `pre_x` times as long in steps with prompts as in steps of decodes alone. The factor
-depends on the phase alone: the number of prompt tokens at which it begins was not measured (row 5 of probe/ORDER.md).
+applies from the first prompt token, because the number at which it begins was not measured (row 5 of probe/ORDER.md).
 `head` includes a sampler that sorts the vocabulary; host0 includes the host time that more GPUs add.
 
 If B' decodes attend to KV on other GPUs, the attention takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') on those

@@ -304,10 +304,11 @@ class Rig:
         return steps, float(np.median(contexts))
 
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-        """Send requests of (prompt, output) tokens to the servers in turn, and return the client's log.
+        """Send a request for each item of `sizes` to the servers in turn, and return the client's log.
 
-        The requests are sent in `rounds` groups; each group is sent after all requests of the group before have ended.
-        Raises UserError if a request fails.
+        An item is a request's numbers of prompt and output tokens. The requests are sent in `rounds` groups; each group
+        is sent after all requests of the group before have ended. Raises UserError if a request fails, or if its output
+        has another number of tokens.
         """
         models, n = tuple(inst.model for inst in insts), len(sizes)
         prompt, output = np.array(sizes, np.int32).T
