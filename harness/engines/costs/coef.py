@@ -32,8 +32,8 @@ Steps of several models on a GPU take turns, kernel by kernel (docs/semantics.md
     duty = pre_duty with prefill tokens, dec_duty without, if that is above 0; else min(1, gpu / step)
 
 While steps run on other, disjoint partitions of the SMs, a step takes at least max(apart, crowd H) times as long as
-alone. H is the sum of the hbm demands of all these steps, including its own. These rules slow a step down by a factor
-t. The factor used is 1 + slow (t - 1), where slow is pre_slow or dec_slow.
+alone. H is the sum of the hbm demands of all these steps, including its own. Turns and this minimum together slow a
+step down by a factor t. The factor used is 1 + slow (t - 1), where slow is pre_slow or dec_slow.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Its table has all numbers that price a run, and replaces the GPU kind and the ho
                          `kept`, the number of pages that a model keeps mapped while its weights are in
     [steps."SHAPE"]      steps of a model
     [co_run.PHASE]       PHASE is `prefill` (steps with prompt tokens) or `decode` (steps without). `share`: the part
-                         of the machine that a step can use; `factor`: see below; `duty`, by shape: the part of a
+                         of the machine that a step needs; `factor`: see below; `duty`, by shape: the part of a
                          step's seconds in which its kernels run
     [co_run.turns]       only for a GPU whose kernels take turns (`forms.Turns`)
     [ladder.WAY]         `fixed_s` of a start or wake, and its `link`
