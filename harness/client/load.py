@@ -12,8 +12,9 @@ import psutil
 class OtherLoad:
     """The mean load of all processes except `pids` and their descendants, in cores, since this object was made.
 
-    The load is the busy time of all processors, minus the processor time of the excepted processes, divided by the time
-    passed. The processor time of a child that has ended is included only once its parent has waited for it.
+    The processor time of the excepted processes is subtracted from the busy time of all processors. The difference,
+    divided by the time passed, is the load. The processor time of an ended child is counted only once its parent has
+    waited for it.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:

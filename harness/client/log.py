@@ -74,9 +74,9 @@ CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
 
 class Book:
-    """The log of a run in progress, in the process that sends, which passes it to its parent at the end of the run.
+    """The log of a run in progress; the process that sends requests keeps it, and passes it on at the run's end.
 
-    Chunks are sent to the parent earlier, in the order in which they were read. Columns are of type `array.array`,
+    Chunks are sent to its parent process earlier, in the order in which they were read. Columns are `array.array`,
     because writing a number into such an array takes only tens of nanoseconds.
     """
 

@@ -1,15 +1,17 @@
 """The verdict on a run on real servers: whether it measured the servers, or rather the client and its machine.
 
-    lag              per request that left: write time - due time; due: its intended time, or when the policy sent it
-    offered          requests due / seconds from the first due time to the last
-    achieved         due requests that left or failed to connect / seconds from the first due time to the last write
-    by event         requests with several tokens in an event: the usage counts them, and they are spread over events
+    lag              write time - due time of each request that left. The due time is the request's intended time; for
+                     a held request, it is the time at which the policy ordered it to be sent
+    offered          number of due requests / seconds from the first due time to the last
+    achieved         number of due requests that left or failed / seconds from the first due time to the last write
+    by event         number of finished requests whose token count in the server's usage differs from their chunks' sum
     chunks per read  above 1 if the client reads late, or if a server sends several chunks at once
-    cached           requests with prompt tokens in a cache of the server, by its usage (no two prompts are alike)
+    cached           number of requests whose prompt was partly in the server's cache, according to the server's usage;
+                     no two prompts are alike, so there should be none
     other load       cores kept busy by processes that are neither the client nor the servers
 
-If the last write precedes the last due time, `achieved` ends at the last due time. A run that exceeds a limit is
-invalid, and every table and figure says so.
+If the last due time is after the last write, the seconds of `achieved` end at the last due time. A run that exceeds a
+limit is invalid, and every table and figure says so.
 """
 
 from __future__ import annotations

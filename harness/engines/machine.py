@@ -120,7 +120,7 @@ class Config:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each GPU. Raises UserError unless the number of GPUs is a multiple of the mix's."""
+        """The kind of each GPU. Raises UserError if the GPUs are not a whole number of copies of the mix."""
         return mix.kinds(self.gpu, self.gpus)
 
     @property
@@ -130,7 +130,7 @@ class Config:
 
     @property
     def group_gpus(self) -> int:
-        """The most GPUs of a tensor-parallel group, which lies within one node and has GPUs of one kind."""
+        """The largest number of GPUs in a tensor-parallel group; a group has GPUs of one node and one kind."""
         return min(self.node_gpus, max(n for _, n in mix.copies(self.gpu, self.gpus)))
 
 
@@ -285,7 +285,7 @@ def footprint_bytes(config: Config, model: Served, layout: process.Layout = "mod
 
 
 def parts(config: Config, model: Served) -> process.Parts:
-    """Return the bytes that a model's process takes beside weights and KV."""
+    """Return the bytes that a model's process takes in addition to weights and KV."""
     if config.process_bytes is not None:
         taken = process.Parts(config.process_bytes, 0)
     else:

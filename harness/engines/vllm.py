@@ -4,9 +4,9 @@ On a card a server has a fixed share (`--gpu-memory-utilization`) for its weight
 `Limit` was set before the start, KV memory is what the limit allows. Servers that start with the run and have no limit
 share the remaining memory equally. With kvcached, KV memory is taken on demand.
 
-A server that was loaded by the way `sleep` sleeps at level 1 when it is evicted, and wakes when it is loaded again. The
-way `sleep2` is level 2. To wake, the server then reads the weights from their files again, so `sleep2` exists only if
-models have files. On a host without a card vLLM refuses to sleep, so that an evicted server stops.
+A server that was loaded by the way `sleep` or `sleep2` sleeps when it is evicted, and wakes when it is loaded again.
+`sleep` is vLLM's level 1, `sleep2` its level 2. After level 2 the server reads the weights from their files again, so
+`sleep2` exists only if models have files. On a host without a card vLLM refuses to sleep, so an evicted server stops.
 """
 
 from __future__ import annotations

@@ -167,7 +167,10 @@ class WallClock:
             self._arrive(*heapq.heappop(self._future))
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; return a "not now" `Done` if the action cannot start now but may later, else None."""
+        """Start an action; return a "not now" `Done` if the action cannot start now but may later, else None.
+
+        Queue a `Done` for any other refusal.
+        """
         self.clock()
         refusal = self.act(action)
         if refusal is None:
@@ -226,7 +229,7 @@ class WallClock:
     # ------------------------------------------------------------ requests
 
     def members(self, batch: Batch) -> Collection[Live]:
-        """Return the requests of a batch, in order of Admit."""
+        """Return the requests of a batch, in the order in which they were admitted."""
         return self.batches.get(batch, {}).values()
 
     def gone(self, rid: int) -> Refusal | None:

@@ -14,16 +14,17 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
 An engine's matrix products take `pre_x` times as long in steps with prompts as in steps of decodes alone. The factor
-depends on the phase alone: the number of prompt tokens at which it begins was not measured (row 5 of probe/ORDER.md).
+applies from the first prompt token, because the number at which it begins was not measured (row 5 of probe/ORDER.md).
 `head` includes a sampler that sorts the vocabulary; host0 includes the host time that more GPUs add.
 
 If B' decodes attend to KV on other GPUs, the attention takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') on those
-GPUs. The transfers add the seconds in which query_bytes B' go out and result_bytes B' come back. `kernels` divides
-gemm(m) / layers (in a step with prompts, times pre_x) among a layer's kernels.
+GPUs. The transfers add the seconds in which query_bytes B' go out and result_bytes B' come back. `Tables.kernels` has
+each kernel's part of a layer's seconds: gemm(m) / layers, times pre_x in a step with prompts.
 
 Demands of a step on each of its GPUs, both <= 1:
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (weights + kbytes C) / (hbm step))
-    weights = wbytes + xbytes (1 - xmiss^m): m tokens touch this share, 1 - (1 - top/all)^m, of equally likely experts
+    weights = wbytes + xbytes (1 - xmiss^m), xmiss = 1 - top/all: m tokens touch a fraction 1 - xmiss^m of the experts,
+              if all experts are equally likely
 
 Steps of several models on a GPU take turns, kernel by kernel (docs/semantics.md, Sharing a GPU). A step has
     w = 0 to 1 as p goes from few to many,   fill = dec_fill + w (pre_fill - dec_fill)
@@ -31,8 +32,8 @@ Steps of several models on a GPU take turns, kernel by kernel (docs/semantics.md
     duty = pre_duty with prefill tokens, dec_duty without, if that is above 0; else min(1, gpu / step)
 
 While steps run on other, disjoint partitions of the SMs, a step takes at least max(apart, crowd H) times as long as
-alone. H is the sum of the hbm demands of all these steps, including its own. A step that would thus take t times as
-long as alone takes 1 + slow (t - 1) times as long; slow is pre_slow or dec_slow.
+alone. H is the sum of the hbm demands of all these steps, including its own. Turns and this minimum together slow a
+step down by a factor t. The factor used is 1 + slow (t - 1), where slow is pre_slow or dec_slow.
 """
 
 from __future__ import annotations

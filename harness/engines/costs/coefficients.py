@@ -61,7 +61,7 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
     """Return the same as `tables`, computed from quantities that the caller passes.
 
-    A fit uses it to evaluate quantities before it writes them.
+    Code that fits quantities calls this function to evaluate them before it writes them to a file.
     """
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
@@ -123,9 +123,9 @@ def _halved(seconds: F8) -> F8:
 
     A step of LONG tokens or more takes at most DOUBLE times as long as two steps of half its tokens. No step takes
     longer than one of more tokens. Measured products of 4,096 and 8,192 tokens take more time per token than those of
-    half as many. The excess is 1.6 to 3.4 % on H100, H200 and B200 (median), and 3.7 to 7.9 % on L40S. The reason is
-    that long calls lower the GPU's clock before they end, and short ones do not. A server that computes all the time
-    has one clock, whatever the length of its steps.
+    half as many tokens. The excess is 1.6 to 3.4 % on H100, H200 and B200 (median), and 3.7 to 7.9 % on L40S. The
+    reason is that long calls lower the GPU's clock before they end, and short ones do not. A server that computes all
+    the time has one clock, whatever the length of its steps.
     """
     out = seconds.copy()
     for j in np.flatnonzero(GRID >= LONG):

@@ -43,7 +43,7 @@ SOURCES: Mapping[str, str] = {
 
 
 def of(factors: Factors, name: str) -> float:
-    """Return the factor of a constant."""
+    """Return the factor of a constant; 1 if `factors` has none for it."""
     return factors.get(name, 1.0)
 
 
@@ -60,7 +60,7 @@ def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
 
 
 def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
-    """Return the ways to load with scaled fixed seconds."""
+    """Return the ways to load, with the fixed seconds of each multiplied by the factor "swap"."""
     return {name: way._replace(fixed_s=of(factors, "swap") * way.fixed_s) for name, way in ways.items()}
 
 
@@ -79,7 +79,7 @@ def turns(tables: Tables, factors: Factors) -> Tables:
 def host(profile: HostProfile, factors: Factors) -> HostProfile:
     """Scale the host time of an engine's step, and the kernel seconds of steps with prompts.
 
-    The engine's API, and its sampler, which runs on the GPU, are not scaled.
+    The seconds of the engine's API, and of its sampler, which runs on the GPU, are not scaled.
     """
     by = of(factors, "step")
     return profile._replace(

@@ -232,7 +232,10 @@ def part_of(q: Toml, share: F8) -> Part:
 
 
 def decode_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, B: F8, ctx: float, part: Part = WHOLE) -> F8:
-    """Return the seconds of a decode step's kernels on a part of each GPU; launch floors do not depend on the part."""
+    """Return the seconds of a decode step's kernels on a part of each GPU.
+
+    A kernel's least seconds, those of its launch, do not depend on the part.
+    """
     return _kernels_s(q, spec, shape, tp, B, B, part) + decode_attention_s(q, spec, shape, tp, B, ctx, part)
 
 
@@ -366,8 +369,8 @@ def kernel_products_s(
 def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: Part = WHOLE) -> F8:
     """Return the seconds of one layer's routed experts.
 
-    Each expert is split over all `tp` GPUs. With expert parallelism, it is split over the GPUs that store its part of
-    the experts.
+    Without expert parallelism, each expert is split over all `tp` GPUs. With it, each expert is split over the GPUs
+    that store its part of the experts.
     """
     moe = cast("Experts", shape.experts)
     stored = format_of(shape, "experts")

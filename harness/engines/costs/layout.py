@@ -1,15 +1,15 @@
 """Types of records, declared by pages of text: each line describes a field, and the lines fix the memory layout.
 
-A line gives a field's name, its type (f8 or i8, 8-byte numbers; 4i8: four of them), its unit and its meaning. Units are
-those of physics and these:
+A line gives a field's name, type, unit and meaning. The type is f8 (8-byte float), i8 (8-byte integer), or an array of
+these: 4i8 is four i8. Units are those of physics and these:
 
-    ratio     a part of 1, or a speed relative to that of a lone step on a whole GPU
+    ratio     a fraction of 1, or a speed relative to that of a step alone on a whole GPU
     count     a number of the things that the meaning names
     row       the index of a row of another record; -1: none
     flag      1 or 0
     code      one of the constants that the meaning names
     bits      a sum of powers of two, each a flag
-    address   of an array in memory
+    address   the memory address of an array
     order     a rank: the lowest comes first
     number    an identifier, not a quantity
 """
@@ -37,9 +37,9 @@ class Field(NamedTuple):
 
 
 def record(page: str) -> np.dtype[Any]:
-    """Return the NumPy type that a page declares: each line of its last paragraph is a field.
+    """Return the NumPy type that a page declares: each line of the page's last paragraph declares a field.
 
-    The earlier paragraphs describe a row in words. Raises ValueError if a line is not a field.
+    The earlier paragraphs describe the record in words. Raises ValueError if a line does not declare a field.
     """
     table = page.rpartition("\n\n")[2]
     fields = []
@@ -52,7 +52,7 @@ def record(page: str) -> np.dtype[Any]:
 
 
 def fields(layout: np.dtype[Any]) -> tuple[Field, ...]:
-    """Return the fields of a type made by `record`, in the order of their lines."""
+    """Return the fields of a type made by `record`, in the order in which the page lists them."""
     assert layout.metadata is not None
     lines: tuple[Field, ...] = layout.metadata["fields"]
     return lines

@@ -1,15 +1,17 @@
 """Lower bounds of the GPU seconds that each kind of work takes in the steps of a cost table.
 
 A step keeps other steps from its GPU for fill x kernel seconds (docs/semantics.md, Sharing a GPU). `Least` bounds this
-time from below by a sum over the step's tokens and members. Summed over any steps, the bounds become sums over
-requests. Let E members get a token in a step, and let the step have p prompt tokens, without the last token of a prompt
-that ends. Let `part` be one of CUTS. Then
+time from below by a sum over the step's tokens and members. Added up over many steps, these bounds become sums over
+requests.
 
-    fill x kernels >= part x token_s p + (member_s(N) + head_s) E + attention of each member      for each N >= E
+Let E be the number of members that get a token in the step. Let p be the number of the step's prompt tokens, without
+the last token of each prompt that the step completes. Let N be any number >= E, and `part` any of CUTS. Then
 
-A GEMM has a floor (the reading of weights) and a slope, and no single pair of prices is tight for both. So there are
-three CUTS: prompts are charged all, half or none of the least seconds of a token, and members are charged the rest. The
-three bounds hold at the same time.
+    fill x kernel seconds >= part x token_s p + (member_s(N) + head_s) E + seconds of the members' attention
+
+A GEMM has a floor (the reading of weights) and a slope, and no single pair of prices is tight for both. So CUTS has
+three values of `part`, and each gives a valid bound. Each prompt token is charged 1, 0.5 or 0 times the least seconds
+of a token (`token_s`). What is left of the GEMMs' least seconds is charged to the members (`member_s`).
 
 Tables are linear between grid points, so the least value of a ratio lies at a grid point. Fill rises with the prompt
 tokens; each interval between grid points uses the fill of its lower end. No value is sampled.
@@ -29,7 +31,7 @@ CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's token
 
 
 class Least(NamedTuple):
-    """Lower bounds of the GPU seconds of work, by one row of a cost table; waits for the host are left out.
+    """Lower bounds of the GPU seconds of work, from one row of a cost table; waits for the host are left out.
 
     GPU seconds are sums over all `tp` GPUs of the row's group.
     """
@@ -49,9 +51,9 @@ class Least(NamedTuple):
 def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) -> Least:
     """Return the lower bounds of row k, for a group of `tp` GPUs and steps of at most `cap` members.
 
-    `token_s` is the seconds of one prompt token; each cut in CUTS charges prompts a fraction of it. It must not exceed
-    the row's own least seconds of a token, which are used if it is None. For bounds over several rows, pass the
-    smallest of the rows' values in each call.
+    `token_s` is the seconds of one prompt token; each of CUTS charges prompts a fraction of these seconds. If None, the
+    row's own least seconds of a token are used; a value passed must not exceed them. For bounds that are valid for
+    several rows, pass the smallest of the rows' own values in each call.
     """
     c, gemm, head = t.cost[k], t.gemm[k], t.head[k]
     duties = [float(c[name]) for name in ("pre_duty", "dec_duty") if c[name] > 0.0]
@@ -107,9 +109,9 @@ def _fill(c: np.void, p: F8) -> F8:
 
 
 def _duty(t: Tables, k: int, cap: int) -> float:
-    """Return the least fraction of a step's seconds in which its kernels run, over steps of up to `cap` members.
+    """Return the smallest fraction of a step's seconds in which its kernels run, among steps of 1 to `cap` members.
 
-    The cost table may state the fraction. Otherwise it follows from the host's seconds for E members and the least
+    The cost table may state the fraction. Otherwise it is computed from the host's seconds for E members and the least
     seconds of their kernels. These kernels are GEMMs of E tokens and, for each member, a sampled token or a piece of a
     prompt.
     """

@@ -66,7 +66,7 @@ class Parts(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The bytes of each GPU that engines may use, and the part that each model's process takes beside its weights."""
+    """The bytes of each GPU that engines may use, and the bytes that each model's process takes besides its weights."""
 
     gpu_bytes: int
     process_bytes: tuple[int, ...]
@@ -86,7 +86,7 @@ def parts(shape: Shape, tp: int, tokens: int, seqs: int, graphs: bool) -> Parts:
 def memory(
     card_bytes: int, fraction: float, processes: Sequence[tuple[Parts, int]], gpus: int, layout: Layout = "model"
 ) -> Memory:
-    """Return the bytes of a card that engines may use, and the part that each model's process takes while loaded.
+    """Return the bytes of a card that engines may use, and the bytes that each model's process takes while loaded.
 
     `processes` are (parts, tensor-parallel degree) by model. Layouts:
 

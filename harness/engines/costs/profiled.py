@@ -1,15 +1,17 @@
-"""Measured seconds of steps, which policies see instead of the cost table's if a spec's `profile` names their file.
+"""Measured seconds of steps; if a spec's `profile` names a file of them, policies see these seconds.
+
+Otherwise policies see the cost table's seconds.
 
 The file has the form of MuxServe's own profile (hao-ai-lab/MuxServe 2231480, examples/placement/llama.json and its
 README.md). It states milliseconds of a prefill ("prefill") and of a decode step ("decoding"). The keys are model, GPUs
 of a tensor-parallel group, per cent of the SMs, batch and sequence length. A value of 0 or less stands for no
 measurement.
 
-Between measured points, seconds are interpolated linearly. A prefill's are linear in its tokens, batch x length; if
-several batches have the same product, their mean counts. A decode step's are linear in its sequences and in their mean
-context. Below the least point, seconds are constant. A decode step also takes the seconds for scheduling that
-MuxServe's estimator adds for each sequence (muxserve/muxsched/placement.py, get_latency). MuxServe's code does not
-interpolate: it takes the next larger batch, and means over lengths.
+Between measured points, seconds are interpolated linearly. The seconds of a prefill depend on its tokens, batch x
+length. Measurements with equal batch x length are averaged. The seconds of a decode step depend on the number of
+sequences and on their mean context. Below the least point, seconds are constant. MuxServe's estimator adds seconds of
+scheduling for each sequence (muxserve/muxsched/placement.py, get_latency); a decode step here includes them. MuxServe's
+code does not interpolate: it takes the next larger batch, and means over lengths.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ FORM = "model, GPUs, per cent of SMs, batch, length, then prefill and decoding i
 
 
 class Curve(NamedTuple):
-    """A function that is given by points, in ascending order of x."""
+    """A function given by points (x, y), in ascending order of x."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -96,8 +98,8 @@ def _levels(path: str, values: Any) -> list[tuple[str, int, int, Any]]:
 def _steps(points: Any, where: str) -> Steps:
     """Return a model's measured steps on a share of the SMs, without the points that were not measured.
 
-    The points of the longest prompts may be missing. Raises UserError if all prefills or all decode steps are missing,
-    or if the points have another form.
+    The points of the longest prompts may be missing. Raises UserError if all prefills are missing, if all decode steps
+    are missing, or if the points do not have the form of the file (see the module).
     """
     prefill: dict[int, list[float]] = {}
     decode: dict[int, dict[int, float]] = {}

@@ -113,7 +113,7 @@ _read = cache(toml.tables)
 
 @cache
 def _user(table: str) -> Toml:
-    """Read and check a user's table, and return it as it stands in the file. Raises UserError."""
+    """Read and check a user's table, and return its contents unchanged. Raises UserError."""
     try:
         file = toml.tables(Path(table))
     except UserError as error:
@@ -176,9 +176,9 @@ def machine(table: str | None) -> whole.Machine | None:
 
 
 def settings(table: str | None) -> dict[str, Any]:
-    """Return the settings of a spec under which a table's machine was measured.
+    """Return the fields of a spec that were set when a table's machine was measured.
 
-    They are empty if the table describes no machine, or if there is no table.
+    The result is empty if the table describes no machine, or if there is no table.
     """
     return {} if (measured := machine(table)) is None else {str(key): value for key, value in measured.settings.items()}
 
@@ -234,9 +234,9 @@ def _committed(kind: str) -> Toml:
 
 
 def _fault(value: Any, usual: Any, key: str = "") -> str:
-    """Say which key of a GPU's file has a value of another type than in the usual file; "" if none has.
+    """Say which key of a GPU's file has a value of another type than in the file of `USUAL`; "" if none has.
 
-    A kind may state quantities that the usual file lacks, so no dataclass of `forms` checks the file.
+    A kind may state quantities that the file of `USUAL` lacks, so no dataclass of `forms` checks the file.
     """
     if _type(value) != _type(usual):
         return f"{key} is {toml.shown(value)}, not {_type(usual)}"
@@ -386,7 +386,7 @@ def quantum_s() -> float:
 def switching() -> float:
     """Return the seconds of a switch to the next process, as a fraction of a process's time slice.
 
-    They come in addition to the slice.
+    The switch is not a part of the slice: its seconds come after those of the slice.
     """
     return float(_read(TABLES / "hosts.toml")["turns"]["switching"])
 
@@ -437,7 +437,7 @@ def _measured_sources(measured: whole.Machine) -> list[Source]:
 
 
 def _stated(q: forms.Quantity) -> Toml:
-    """Return a quantity's errors as a file of a cost table states them."""
+    """Return a quantity's errors under the keys that a file of a cost table has for them, without empty ones."""
     return {key: value for key in ("fit", "held", "error") if (value := getattr(q, key))}
 
 

@@ -82,7 +82,7 @@ def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
 
 
 def degrees(shape: Shape) -> tuple[int, ...]:
-    """Return the numbers of GPUs over which a shape's heads, experts and groups divide."""
+    """Return the numbers of GPUs over which a shape's heads, experts and groups can be divided."""
     return tuple(tp for tp in DEGREES if tp >= max(shape.dp, shape.ep) and _undivided(shape, tp) is None)
 
 

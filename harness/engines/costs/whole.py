@@ -3,15 +3,17 @@
 Its table has all numbers that price a run, and replaces the GPU kind and the host profile of the run:
 
     kind, name           of the machine: one word, and the name of its card or processor
-    [settings]           of a spec, under which it was measured; a run uses them unless its spec states others
+    [settings]           fields of a spec, as set for the measurement; a run uses them unless its spec states others
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s`: seconds before a request is queued; `sigma`: spread of steps around the table
-    piece_bytes          size of a copy's pieces, which no other copy overtakes; left out: as on a GPU
+    piece_bytes          bytes that a link copies before a more urgent copy can take over; if absent, as on a GPU
     [networks."SHAPE"]   dimensions of the smaller network that is served under a shape's name, if there is one
-    [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
+    [pages]              pages of elastic KV: `buffer_bytes`, a page's bytes in each layer, once for K and once for V;
+                         `kept`, the number of pages that a model keeps mapped while its weights are in
     [steps."SHAPE"]      steps of a model
-    [co_run.PHASE]       of steps with `prefill` tokens, and of `decode`: the `share` of the machine that a step asks
-                         for; `factor`: below; `duty` by shape: the part of a step in which its kernels run
+    [co_run.PHASE]       PHASE is `prefill` (steps with prompt tokens) or `decode` (steps without). `share`: the part
+                         of the machine that a step needs; `factor`: see below; `duty`, by shape: the part of a
+                         step's seconds in which its kernels run
     [co_run.turns]       only for a GPU whose kernels take turns (`forms.Turns`)
     [ladder.WAY]         `fixed_s` of a start or wake, and its `link`
 
@@ -19,8 +21,8 @@ Its table has all numbers that price a run, and replaces the GPU kind and the ho
 
 `seconds` is a table over `tokens`, linear between them and beyond the last two. Measurements from outside cannot tell
 host time from GPU time, so no host time counts as hidden. If k servers run steps at the same time, each step takes 1 +
-factor (max(1, k share) - 1) times as long as alone. A factor above 1 is for servers that disturb each other more than
-their shares explain; their share is then the whole machine.
+factor (max(1, k share) - 1) times as long as alone. A factor above 1 is fitted if servers slow each other down more
+than shares of 1 explain; their `share` is then 1.
 
 Without [co_run.turns], the steps of different servers take turns of equal length, as a scheduler gives them. With
 [co_run.turns], their kernels take turns. Steps then have the fills of that section, and a duty of share / fill unless a
@@ -123,7 +125,7 @@ class Steps(Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Beside(Quantity):
-    """A section [co_run.PHASE]: a step's share of the machine, and how much other steps at the same time slow it."""
+    """A section [co_run.PHASE]: a step's share of the machine, and the slowdown by steps that run at the same time."""
 
     share: Annotated[int | float, Gt(0), Le(1)]
     factor: Number

@@ -70,8 +70,9 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of requests.parquet in batches.
 
-    `R` and `ends` are as in engines/stamps.py. Tokens, first-token times and the times after sending are filled in here
-    from the client's log. `sent_s` is the time at which the engine gave each request to its server (NaN: never).
+    `R` has the fields of `stamps.FIELDS`, and `ends` has indices of `stamps.NAMES`. Numbers of tokens, first-token
+    times and all times after sending are set here, from the client's log. `sent_s` is the time at which the engine gave
+    each request to its server (NaN: never).
     `zero_ns` is the client's clock at 0 s.
     """
     seen = chunks(log, zero_ns, end_s)

@@ -1,12 +1,12 @@
 """Real servers behind the protocol of engines: one server for each model and place, and one open-loop client for all.
 
-`Load` starts a server, and is done when the server answers. `Evict` stops the server once its requests have ended. A
-server that was loaded by a way of sleeping sleeps instead, and wakes at its next `Load`. If a model is routed
-(`Admit(model, batch)`), the client sends its requests at their times, without the engine. Other requests are sent when
-they are admitted. A request waits in the engine until its server is ready and its lane is open.
+`Load` starts a server, and is done when the server answers. `Evict` stops the server once its requests have ended. If
+the `Load` named a way that lets the server sleep, `Evict` puts it to sleep, and its next `Load` wakes it. If a model is
+routed (`Admit(model, batch)`), the client sends its requests at their times, without the engine. Other requests are
+sent when they are admitted. A request waits in the engine until its server is ready and its lane is open.
 
-The engine cannot order what a server does inside: the server batches as it likes, and shares the processors with its
-neighbours. So a batch has one lane ("mixed"), which stays open once opened; there are no turns, and no KV moves. A
+The engine cannot control a server's own scheduling: the server forms its batches, and shares the processors with other
+servers. So a batch has one lane ("mixed"), which stays open once opened; there are no turns, and no KV moves. A
 server takes its part of the SMs (`Run.sms`, for kinds that have it) when it starts, and keeps that part. The causes of
 waiting are known until a request is written; after that, its time counts as `compute`.
 """
@@ -86,7 +86,7 @@ class Servers(Requests):
         self.fleet.open(Path(self._folder.name))
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Start the servers that were ordered, wait until all answer, then start the client; see Engine."""
+        """Start the servers for the `Load`s so far, wait until all answer, then start the client; see Engine."""
         super().begin(hears, oracle, end_s)
         jobs = self.jobs
         self._future, self._heirs = [], {}  # the client keeps them

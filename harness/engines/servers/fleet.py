@@ -205,7 +205,7 @@ class Fleet:
         return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + kv * up.kv_bytes for up in mine)
 
     def room(self, inst: Inst, sized: bool) -> tuple[int, Refusal | None]:
-        """Return the KV bytes that a server would take (0 unless `sized`), and a refusal if the server does not fit."""
+        """Return the KV bytes of a server to be started (0 if not `sized`), and a refusal if it does not fit."""
         weights, place = self.models[inst.model].weight_bytes, _gpus(inst)
         free, have = min(self.free_bytes(g) for g in place), min(self.gpus[g].mem_bytes for g in place)
         kv = self.kv_bytes(inst, free - weights) if sized else 0
@@ -286,7 +286,7 @@ class Fleet:
         self._attend(up, ready, "ready")
 
     def stop(self, up: Up) -> None:
-        """Stop a server, or put it to sleep if it was loaded by a way of sleeping; `changes` reports the end."""
+        """Stop a server, or put it to sleep if its `Load` named a way that allows sleep; `changes` reports the end."""
         sleep = self.kind.sleeps.get(up.way)
         self.step(up, "falling asleep" if sleep else "stopping")
         up.since_s = time.monotonic()

@@ -62,7 +62,7 @@ class Process:
         return self._child.pid
 
     def start(self) -> None:
-        """Start the server, without waiting until it is ready. It ends with this process, however this process ends."""
+        """Start the server, without waiting until it is ready. When the calling process ends, so does the server."""
         assert self._child is None, "a Process starts once"
         watch = _guard(os.getpid())
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class Process:
         return living
 
     def last_lines(self) -> str:
-        """Return the last lines that the server wrote to its log since this start."""
+        """Return the last lines that the server wrote to its log since its latest start."""
         with suppress(OSError), self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._logged_before, end - 16_384))

@@ -5,8 +5,8 @@ is too large. Servers and seconds are then real, but models are not, as `measure
 a budget of host memory for weights and KV: `pool_bytes`, or MEMORY. The servers share the processors: each has an equal
 number of threads, at least one, and no thread is pinned.
 
-On cards (`host.Card`) models have their real shapes and the memory of the card. Their weights are drawn, unless the
-environment variable MODELS_DIR names a folder that has the checkpoint of every model's shape.
+On cards (`host.Card`) models have their real shapes and the memory of the card. Their weights are drawn at random,
+unless the environment variable MODELS_DIR names a folder that has the checkpoint of every model's shape.
 
 The options of a system ask for ways of sharing cards. They are offered as far as the host supports them:
 

@@ -2,14 +2,17 @@
 
     prefill     seconds to the first token of a prompt that is alone on its server
     decode      seconds of a step in which all streams of a server (its open requests) make a token
-    beside      seconds of a prefill or a decode step while other servers of the same shape do the same, and alone
+    beside      seconds of a prefill or a decode step while servers of the same shape do the same at the same time;
+                the facts state the median of the first server alone (`alone_s`)
     start,stop  seconds until a server answers, and until it is gone
     sleep,wake  seconds from the order until a server has given its memory back, and until it has its memory again
 
-Each measurement has a separate client, and is a median over its repeats; all measurements are made once in each round.
-If other processes kept more than MOST_OTHERS cores busy meanwhile, the measurement is repeated. If all of TRIES tries
-were disturbed, the least disturbed one counts, and its facts state that load. If no seconds of the quantity were
-observed, the measurement is repeated too; after TRIES tries it is left out.
+Each measurement has a separate client, and is a median over its repeats. Each round makes all measurements once.
+
+A try is disturbed if other processes kept more than MOST_OTHERS cores busy during it. The measurement is then tried
+again, at most TRIES times in all. If every try was disturbed, the least disturbed one counts. The facts state the cores
+that other processes kept busy. A try in which the quantity was not observed is repeated too. If no try observed it, the
+measurement is left out.
 """
 
 from __future__ import annotations
@@ -301,10 +304,11 @@ class Rig:
         return steps, float(np.median(contexts))
 
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-        """Send requests of (prompt, output) tokens to the servers in turn, and return the client's log.
+        """Send a request for each item of `sizes` to the servers in turn, and return the client's log.
 
-        The requests are sent in `rounds` groups; each group is sent after all requests of the group before have ended.
-        Raises UserError if a request fails.
+        An item is a request's numbers of prompt and output tokens. The requests are sent in `rounds` groups; each group
+        is sent after all requests of the group before have ended. Raises UserError if a request fails, or if its output
+        has another number of tokens.
         """
         models, n = tuple(inst.model for inst in insts), len(sizes)
         prompt, output = np.array(sizes, np.int32).T
