@@ -1,9 +1,9 @@
 """Read the public profiles in `PROFILES_DIR`: kernels of AIConfigurator, steps of Aegaeon, SM shares of MuxServe.
 
-No measurement may beat physics: times below the time at 95 % of the card's peak bandwidth or arithmetic are raised to
-this bound. L40S has a cache of 96 MB. A benchmark that repeats a kernel finds its data in this cache; the layers of a
-model do not. So rows of L40S whose bytes fit the cache are dropped, unless reading HBM would take at most a tenth of
-their time.
+No measurement may beat physics. The least possible time is the time at 95 % of the card's peak bandwidth or arithmetic;
+shorter measured times are raised to it. L40S has a cache of 96 MB. A benchmark that repeats a kernel finds its data in
+this cache; the layers of a model do not. So rows of L40S whose bytes fit the cache are dropped, unless reading these
+bytes from HBM would take at most a tenth of the measured time.
 """
 
 from __future__ import annotations
