@@ -1,4 +1,4 @@
-"""A stand-in for a card with DEVICE=cpu: the law of rounds predicts the times of duels, so that rows can be tried.
+"""A stand-in for a card with DEVICE=cpu: the law of rounds predicts the times of duels, so that duels can be tried.
 
 The seconds of a layer are rounded from the first measurements of an H200. Nothing is measured, and `hello` says so.
 """

@@ -1,10 +1,10 @@
 """Duels: measurements of steps of several models that run on one GPU at the same time.
 
 A lane repeats one unit of work, such as a step of a model. A cell is one to eight lanes that run at the same time. A
-row is a list of cells, with its own time limit. In each round, a row measures each of its lanes alone, then its cells
-in a new random order. Each lane of a cell yields a sample `lane`: the seconds from the end of one unit to the end of
-the next. The sample also has clocks and watts at the end of the duel. This module does not import torch: `card` runs
-the lanes on a GPU. With DEVICE=cpu, `dry` returns what the law of rounds predicts.
+row is a list of cells, with its own time limit. A row is measured in rounds: in each round, first each of its lanes
+alone, then its cells in a new random order. Each lane of a cell yields a sample `lane`: the seconds from the end of one
+unit to the end of the next. The sample also has clocks and watts at the end of the duel. This module does not import
+torch: `card` runs the lanes on a GPU. With DEVICE=cpu, `dry` returns what the law of rounds predicts.
 """
 
 from __future__ import annotations

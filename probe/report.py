@@ -303,7 +303,7 @@ def duelled(book: Book) -> list[Duel]:
 
 
 class Act(NamedTuple):
-    """A kind of lane of the earlier probe `interfere` on an 8B model: its `Work`, and the layers and bytes of its unit."""
+    """A kind of lane of the earlier probe `interfere`, on an 8B model: its `Work`, and the layers and bytes of its unit."""
 
     work: Work
     layers: int
@@ -360,7 +360,7 @@ def finding(book: Book) -> list[str]:
 def parts(folder: Path, plan: Plan) -> list[str]:
     """Return Markdown: a table of probes, then the measured results.
 
-    The table has the state in which each probe ended, and its expected result.
+    The table has each probe's state at its end and its expected result.
     """
     known = list(lines(folder / RAW))
     book, out, measured = Book(known), ["| probe | ended | expected |", "|---|---|---|"], list[str]()

@@ -1,8 +1,8 @@
 """Fit GEMMs and routed experts by number format: quantities `gemm_FORMAT` and `experts_FORMAT` of a cost table.
 
 The GEMMs were measured in torch and in vLLM's CUTLASS kernels; on A100, in TensorRT-LLM's weight-only kernels. The
-experts were measured in fused MoE kernels. The fit of experts leaves out two shapes of each format (`held`) and all
-rows with expert parallelism (`parallel_parts`). The errors on these rows are stored with the errors of the fit.
+experts were measured in fused MoE kernels. The fit of experts leaves out two shapes of each format and all rows with
+expert parallelism. The table stores the errors on these rows as `held` and `parallel_parts`, next to those of the fit.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def source_of(kind: str, op: str) -> str:
 
 
 def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> tuple[F8, Mask]:
-    """Return the measured seconds, at least those at 95 % of the GPU's peak, and a mask of the rows to keep.
+    """Return the measured seconds, raised to the least possible time where they are below it, and a mask of rows to keep.
 
-    The module's docstring gives the reasons. `flops_x` is the peak arithmetic of the format as a multiple of bf16's.
+    The module's docstring explains both rules. `flops_x` is the peak arithmetic of the format as a multiple of bf16's.
     """
     spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * flops_x * spec.flops)))

@@ -198,7 +198,7 @@ class Torch(Stepping):
         return super().clock()
 
     def _receive(self, wait_s: float | None) -> None:
-        """Handle the messages of the processes, with the clock set to the time of each.
+        """Handle the messages of the processes; for each message, first set the clock to its time.
 
         Wait up to `wait_s` seconds for a message; None means no limit.
         """

@@ -1,12 +1,12 @@
 """The fused kernels with which cards serve a model, and the model's steps as CUDA graphs.
 
 A step of decodes is one graph; a step of whole prompts and decodes is also one graph. There is a graph for each size
-and stream. The addresses in a graph stay the same, whatever memory is mapped there. A step in slices is one graph for
-each layer, because slices differ from step to step. Each share of the SMs has its own stream. A graph of this stream is
-captured when the stream first has a step of that size. Other steps, such as those with later pieces of prompts, are
-launched kernel by kernel. They are slower: the workers of a card are threads of one interpreter, so each launch waits
-for the interpreter's lock. The kernels, which the probe measures, need bfloat16 and sizes that are powers of two.
-Torch's kernels serve all other networks.
+and stream. The addresses in a graph stay the same, whatever memory is mapped there. A step that is computed in slices
+uses one graph for each layer, because slices differ from step to step. Each share of the SMs has its own stream. A
+graph of this stream is captured when the stream first has a step of that size. Other steps, such as those with later
+pieces of prompts, are launched kernel by kernel. They are slower: the workers of a card are threads of one interpreter,
+so each launch waits for the interpreter's lock. The kernels, which the probe measures, need bfloat16 and sizes that are
+powers of two. Torch's kernels serve all other networks.
 """
 
 from __future__ import annotations

@@ -277,9 +277,10 @@ class Workers:
         del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
-        """Send the changes of KV mappings since the last call to all workers of a worker's device.
+        """Send the KV mappings that changed since the last call to the workers of this worker's device.
 
-        If the worker has not mapped the KV of `model` before, also send it all mappings of that model.
+        A worker gets the changes of those models whose KV it has mapped before. If this worker has not mapped the KV of
+        `model` before, it gets all mappings of that model.
         """
         fresh = "" if model in worker.accounts else model
         if fresh:
