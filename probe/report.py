@@ -303,7 +303,7 @@ def duelled(book: Book) -> list[Duel]:
 
 
 class Act(NamedTuple):
-    """A kind of lane of the earlier probe `interfere`, on an 8B model: its `Work`, and the layers and bytes of its unit."""
+    """A kind of lane of the earlier probe `interfere`, on an 8B model: its `Work`, and its unit's layers and bytes."""
 
     work: Work
     layers: int

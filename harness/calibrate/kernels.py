@@ -1,8 +1,8 @@
 """Fit the cost tables of GPU kinds to public profiles (`profiles.py`): `bench calibrate profiles` rewrites `tables/`.
 
 (a) Each kernel is fitted for each GPU, on a grid (`grid.py`) and by number format (`formats.py`). (b) The overhead of
-engines is fitted to Aegaeon's measurements of whole steps. A step is assumed to take c0 + c1 B + s K seconds: B is its
-number of sequences, K the seconds of its kernels, and c0, c1 and s are fitted. (c) The speed on shares of the SMs is
+engines is fitted to Aegaeon's measurements of whole steps. A step of B sequences, whose kernels take K seconds, is
+assumed to take c0 + c1 B + s K seconds. The constants c0, c1 and s are fitted. (c) The speed on shares of the SMs is
 fitted to MuxServe's measurements. The fits are deterministic: the same profiles give the same bytes.
 """
 
@@ -258,9 +258,9 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) -> F8:
     """Return the predicted speed of steps on shares of the SMs, as a fraction of their speed on all SMs.
 
-    Only the kernels of a step slow down. MuxServe's kernels were slower than the kernels of our cost tables. So a
-    decode step's kernels are assumed to take `scale` times the seconds of our tables, but at most the whole step. A
-    prefill is assumed to consist of kernels alone.
+    Only the kernels of a step slow down. MuxServe's kernels were slower than those in `q`. So a decode step's kernels
+    are assumed to take `scale` times the seconds that `q` gives, but at most the whole step. A prefill is assumed to
+    consist of kernels alone.
     """
     spec, out = quantities.gpu("a100-80g"), np.ones(len(d))
     for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):

@@ -55,7 +55,7 @@ def source_of(kind: str, op: str) -> str:
 
 
 def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> tuple[F8, Mask]:
-    """Return the measured seconds, raised to the least possible time where they are below it, and a mask of rows to keep.
+    """Return the measured seconds, raised where they are too short to be true, and a mask of the rows to keep.
 
     The module's docstring explains both rules. `flops_x` is the peak arithmetic of the format as a multiple of bf16's.
     """
