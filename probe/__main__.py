@@ -1,7 +1,7 @@
 """`python3 -m probe`: probe this machine's GPU within some minutes; call it again to resume.
 
-With DEVICE=cpu, run only the rows of duels, without a card: the law of rounds predicts their times, so that the logic
-of the rows can be tried.
+With DEVICE=cpu, run only the duels, without a card. The law of rounds then predicts their times, so that the logic of
+the duels can be tried.
 """
 
 from __future__ import annotations

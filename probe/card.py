@@ -78,7 +78,10 @@ def _pool(of: str) -> llama.Kv:
 
 @cache
 def _part(name: str, priority: int, lane: int = 0) -> rig.Part:
-    """Return a lane's partition of the SMs, with its own stream; `lane` is the lane's number in its cell."""
+    """Return a lane's partition of the SMs, with its own stream.
+
+    `lane` is the lane's number in its cell.
+    """
     if not name:
         return rig.whole(priority, lane)
     part = rig.pair(int(name.rstrip("-")))[name.endswith("-")]

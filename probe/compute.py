@@ -69,11 +69,11 @@ def seen(p: rig.Part) -> set[int]:
 
 
 def splits(box: Box) -> Iterator[Sample]:
-    """Split the SMs into a group of about n and the rest, for every eighth n, and time each split.
+    """Split the SMs into a group of about n and the rest, for n = 8, 16, 24 and so on, and time each split.
 
-    The facts of a sample are counts of SMs: all SMs of the rest, those on which kernels of either partition were seen,
-    and those seen by both. Further facts are the seconds to create a partition, and the bytes that both partitions
-    take.
+    The facts of a sample are counts of SMs, the seconds to create a partition, and the bytes that both partitions take.
+    `rest` is the size of the rest. `seen` and `seen_rest` are the numbers of SMs on which kernels of each partition
+    were seen. `shared` counts SMs seen by both, and `union` those seen by at least one.
     """
     dev, everything = driver.device(), seen(rig.whole())
     yield sample("seen", len(everything), "SMs", rig.sms(), of="whole")

@@ -230,9 +230,10 @@ def _greet(plan: Plan) -> tuple[Child, Line]:
 def _turn(
     plan: Plan, probe: Probe, child: Child | None, book: Journal, box_s: float, done: Sequence[Key]
 ) -> tuple[Child | None, Line]:
-    """Run one probe in a worker; return the worker if it can run the next probe, and the line that ends the probe.
+    """Run one probe in a worker, and return two things: the worker, and the line that ends the probe.
 
-    The worker is `child`, or a new one for a probe that must run alone. The measurements in `done` are not repeated.
+    The worker is `child`. If `child` is None or the probe must run alone, it is a new one. If the worker cannot run the
+    next probe, None is returned in its place. The measurements in `done` are not repeated.
     """
     if child is not None and probe.alone:
         child.close()

@@ -122,9 +122,9 @@ def allow(at: int, size: int, ordinal: int = 0) -> None:
 
 
 def unmap(at: int, size: int) -> None:
-    """Unmap a range, which must be the same as when it was mapped; its handle stays valid.
+    """Unmap a range; the handle stays valid.
 
-    No kernel that may access the range may be running.
+    The range must be exactly one that `map_at` mapped. No kernel that may access the range may be running.
     """
     ok(drv.cuMemUnmap(at, size), "cuMemUnmap")
 

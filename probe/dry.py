@@ -1,4 +1,4 @@
-"""A stand-in for a card with DEVICE=cpu: the law of rounds predicts the times of duels, so that rows can be tried.
+"""A stand-in for a card with DEVICE=cpu: the law of rounds predicts the times of duels, so that duels can be tried.
 
 The seconds of a layer are rounded from the first measurements of an H200. Nothing is measured, and `hello` says so.
 """
@@ -38,8 +38,8 @@ def sms(work: Work) -> int:
 def layer_s(work: Work) -> float:
     """Return the seconds of one layer of a lane that runs alone on its partition.
 
-    The seconds of a prefill layer are inversely proportional to the number of SMs. Those of a decode layer are so only
-    below half of the card's SMs.
+    The seconds of a prefill layer are inversely proportional to the number of SMs. So are those of a decode layer on
+    less than half of the card's SMs; on more SMs they are constant.
     """
     share = sms(work) / SMS
     if work.act in {"spin", "copy"}:

@@ -1,10 +1,10 @@
 """Duels: measurements of steps of several models that run on one GPU at the same time.
 
 A lane repeats one unit of work, such as a step of a model. A cell is one to eight lanes that run at the same time. A
-row is a list of cells, with its own time limit. In each round, a row measures each of its lanes alone, then its cells
-in a new random order. Each lane of a cell yields a sample `lane`: the seconds from the end of one unit to the end of
-the next. The sample also has clocks and watts at the end of the duel. This module does not import torch: `card` runs
-the lanes on a GPU. With DEVICE=cpu, `dry` returns what the law of rounds predicts.
+row is a list of cells, with its own time limit. A row is measured in rounds: in each round, first each of its lanes
+alone, then its cells in a new random order. Each lane of a cell yields a sample `lane`: the seconds from the end of one
+unit to the end of the next. The sample also has clocks and watts at the end of the duel. This module does not import
+torch: `card` runs the lanes on a GPU. With DEVICE=cpu, `dry` returns what the law of rounds predicts.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ PROCESSES: list[Cell] = [(D1, D1), (D8, D8), (D8, P8), (D1, P8), (D1, D1, D1), (
 
 
 def twins(cell: Cell) -> list[tuple[Work, int]]:
-    """Return each lane of a cell with its number, from 0, among the lanes of its model and kind.
+    """Return each lane of a cell with a number, which counts from 0 the lanes of the same model and kind.
 
-    The kinds are decode and everything else.
+    There are two kinds: lanes of decode steps, and all other lanes.
     """
     kinds = [(work.of, work.act == "decode") for work in cell]
     return [(work, kinds[:k].count(kinds[k])) for k, work in enumerate(cell)]
@@ -351,7 +351,10 @@ def lane(asked: str) -> None:
 
 @contextmanager
 def daemon() -> Iterator[Mapping[str, str] | None]:
-    """Start the MPS daemon and yield its clients' environment variables; None if it is missing or does not answer."""
+    """Start the MPS daemon, and yield the environment variables that its clients need.
+
+    Yield None if the daemon is missing or does not answer.
+    """
     program = shutil.which(MPS) or next((str(p) for at in MPS_PLACES if (p := Path(at, MPS)).is_file()), None)
     if program is None:
         yield None

@@ -285,7 +285,10 @@ def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
 
 
 def evict(box: Box) -> Iterator[Sample]:
-    """Evict an 8B model and restore it at the same addresses; time each part, and compare its logits bit by bit."""
+    """Evict an 8B model and restore it at the same addresses; time each part.
+
+    Also compare the model's logits before and after, bit by bit.
+    """
     m, page = llama.DIMS["8B"], rig.LARGE
     pages = rig.Pages(-(-m.weight_bytes() // page), page)
     if 2 * pages.size > rig.free_bytes():

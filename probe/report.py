@@ -303,7 +303,7 @@ def duelled(book: Book) -> list[Duel]:
 
 
 class Act(NamedTuple):
-    """An act of the earlier probe `interfere` on an 8B model, as a `Work`, with the layers and bytes of its unit."""
+    """A kind of lane of the earlier probe `interfere`, on an 8B model: its `Work`, and its unit's layers and bytes."""
 
     work: Work
     layers: int
@@ -320,8 +320,8 @@ ACTS = {
 def _interfered(book: Book) -> Iterator[Duel]:
     """Yield the pairs that the earlier probe `interfere` measured, as duels.
 
-    The first lane has median seconds. The second lane has mean seconds next to the first; its seconds alone were
-    measured on the first lane's SMs.
+    The first lane of a pair has median seconds. The second lane has mean seconds while both lanes run. Its seconds
+    alone were measured on the first lane's SMs.
     """
     for line in book.all("unit", of="8B"):
         p = line["at"]
@@ -358,7 +358,10 @@ def finding(book: Book) -> list[str]:
 
 
 def parts(folder: Path, plan: Plan) -> list[str]:
-    """Return Markdown: a table with the end and the expected result of each probe, then the measured results."""
+    """Return Markdown: a table of probes, then the measured results.
+
+    The table has each probe's state at its end and its expected result.
+    """
     known = list(lines(folder / RAW))
     book, out, measured = Book(known), ["| probe | ended | expected |", "|---|---|---|"], list[str]()
     for probe in plan.probes:

@@ -236,7 +236,7 @@ def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
 
 
 class Pages:
-    """A range of addresses for `count` pages; memory handles are mapped as pages and unmapped, at first none.
+    """A range of addresses for `count` pages; memory handles can be mapped as pages. At first, no page is mapped.
 
     Triton asks the driver about the base address at each launch, so page 0 must be mapped then.
     """
@@ -258,7 +258,10 @@ class Pages:
         return self.handles.pop(i)
 
     def open(self, first: int = 0, count: int | None = None) -> None:
-        """Let the device use `count` pages from page `first` on, which must be mapped; by default, all pages."""
+        """Let the device use `count` pages from page `first` on; without `count`, as many as the range has.
+
+        All of these pages must be mapped.
+        """
         driver.allow(self.base + first * self.page, (self.count if count is None else count) * self.page)
 
     def fill(self) -> Pages:

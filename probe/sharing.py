@@ -1,4 +1,4 @@
-"""Probes of sharing: one host thread that runs many models, and the time of handing over between streams."""
+"""Probes of sharing: one host thread that runs many models, and the time of a hand-over between two streams."""
 
 from __future__ import annotations
 

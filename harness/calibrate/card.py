@@ -1,11 +1,14 @@
 """Fit a card's cost table to measurements of `make gpu`: `bench calibrate results/h200`.
 
-Each fit starts from the committed quantity of the card's GPU kind. First, a few numbers of this quantity are scaled to
-the measured rows. Then its correction factors take up the remaining error (`grid.rescaled`). The table stores the
-errors on the fitted rows, and separately the errors on the held-out rows. These rows are held out: GEMMs and prefill
-attention of the 3B model, decode attention at batches of 16, small kernels at 256 tokens, and partitions of about 48
-SMs. The table leaves out a quantity that has too few rows; the committed quantity then applies. Measured copy rates are
-only printed. They belong to the specification of a GPU kind, which a cost table does not replace.
+A quantity is a section of a cost table: the parameters of one kernel or effect, its correction factors and its errors.
+Each fit starts from the quantity in the committed table of the card's GPU kind. First, a few of its parameters are
+scaled to the measured rows. Then the correction factors take up the remaining error (`grid.rescaled`). The new table
+stores the errors on the fitted rows, and separately the errors on the held-out rows.
+
+These rows are held out: GEMMs and prefill attention of the 3B model, decode attention at batches of 16, small kernels
+at 256 tokens, and partitions of about 48 SMs. If a quantity has too few rows, the new table leaves it out. The
+committed quantity then applies. Measured copy rates are only printed. They belong to the specification of a GPU kind,
+which a cost table does not replace.
 """
 
 from __future__ import annotations
@@ -56,10 +59,10 @@ def table(folder: Path, kind: str | None = None) -> Table:
     def add(
         op: str, some: Rows, names: Sequence[str], predicted: Callable[[Quantity, Rows], F8], at: Sequence[str]
     ) -> None:
-        """Refit one quantity to the rows `some`.
+        """Fit one quantity again, to the rows `some`.
 
-        If there are too few rows, only note that the committed quantity applies. `names` are the numbers to scale. `at`
-        names one feature of the rows for each axis of the correction factors.
+        If there are too few rows, add a note that the committed quantity applies, and fit nothing. `names` are the
+        parameters to scale. `at` names the feature of the rows for each axis of the correction factors.
         """
         if (fitted := int((~some.out).sum())) < LEAST:
             notes.append(f"{op}: {fitted} measured rows, the committed table holds")
@@ -130,10 +133,10 @@ def small_rows(rows: Sequence[Measurement]) -> Rows:
 def share_rows(
     rows: Sequence[Measurement], q: Quantity, spec: quantities.GpuSpec
 ) -> tuple[Rows, Callable[[Quantity], F8]]:
-    """Return the speeds of kernels on SM partitions, as fractions of their speeds on all SMs, and their predictor.
+    """Return measured speeds of kernels on SM partitions, and a function that predicts these speeds.
 
-    The predictor is a function that takes the numbers of the quantity `share` and returns the predicted fractions.
-    Partitions of about 48 SMs are held out.
+    Each speed is a fraction of the same kernel's speed on all SMs. The function takes the numbers of the quantity
+    `share`. Partitions of about 48 SMs are held out.
     """
     speed, sms, parts = [], [], []
     for op, what in PROBED.items():

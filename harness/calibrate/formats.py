@@ -1,8 +1,8 @@
 """Fit GEMMs and routed experts by number format: quantities `gemm_FORMAT` and `experts_FORMAT` of a cost table.
 
 The GEMMs were measured in torch and in vLLM's CUTLASS kernels; on A100, in TensorRT-LLM's weight-only kernels. The
-experts were measured in fused MoE kernels. The fit of experts leaves out two shapes of each format (`held`) and all
-rows with expert parallelism (`parallel_parts`). The errors on these rows are stored with the errors of the fit.
+experts were measured in fused MoE kernels. The fit of experts leaves out two shapes of each format and all rows with
+expert parallelism. The table stores the errors on these rows as `held` and `parallel_parts`, next to those of the fit.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ AXES = (
 def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
     """Fit the GEMMs of a number format; the tile sizes are those of the 16-bit fit.
 
-    The launch time, the seconds of a wave of tiles, the share of HBM bandwidth and one factor on all tile rates are
-    fitted first. Correction factors over (m, n, k) are fitted after them.
+    Four numbers are fitted first: the launch time, the seconds of a wave of tiles, the fraction of peak HBM bandwidth,
+    and one factor on all tile rates. Then correction factors over (m, n, k) are fitted.
     """
     form, spec, few = GEMMS[name], quantities.gpu(kind), rows.few(FEW)
 
@@ -122,9 +122,10 @@ def experts_s(q: Quantity, kind: str, form: Form, x: Mapping[str, Any]) -> F8:
 
 
 def parallel_errors(q: Quantity, kind: str, form: Form) -> dict[str, dict[str, float | int]]:
-    """Return the errors on measurements with expert parallelism, by degree, for short and for long steps.
+    """Return the errors on measurements with expert parallelism.
 
-    `bias` is the median of the signed relative errors.
+    Errors are grouped by the degree of parallelism, and by steps below LONG tokens and steps of at least LONG tokens.
+    The `bias` of a group is the median of its signed relative errors.
     """
     rows = profiles.mixture(kind, form, DEGREES)
     if not len(rows.seconds):
@@ -148,8 +149,9 @@ def parallel_errors(q: Quantity, kind: str, form: Form) -> dict[str, dict[str, f
 def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
     """Fit the fused experts of a number format.
 
-    The launch time, the seconds of an expert, the shares of peak bandwidth and peak arithmetic, and the moved rows are
-    fitted first. Correction factors over tokens, experts and the bytes of an expert are fitted after them.
+    Five numbers are fitted first. They are the launch time, the seconds of an expert, the fractions of peak bandwidth
+    and of peak arithmetic, and a factor on the time to move rows of activations. Then correction factors are fitted.
+    Their axes are tokens, experts, and the KiB of an expert.
     """
     form = OF_KIND.get((kind, name), EXPERTS[name])
     few = rows.few(FEW)

@@ -38,7 +38,8 @@ def minimise(
     """Return the positive parameters whose predictions have the least robust error of ln(seconds / y).
 
     The search is repeated from each start, and the best result is returned. `steps` are step sizes of the numerical
-    derivative. They are tried one after another, each with at most `most` evaluations.
+    derivative. The search from one start uses them one after another, with at most `most` evaluations for each step
+    size.
     """
 
     def residuals(x: F8) -> F8:
@@ -97,7 +98,7 @@ def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
 
 
 def finish(q: Quantity, axes: Sequence[Axis], rows: Rows, seconds: Callable[[Quantity], F8]) -> Quantity:
-    """Return a fitted quantity: rounded parameters, correction factors for the remaining error, and its errors."""
+    """Return a fitted quantity: its rounded parameters, correction factors for the remaining error, and errors."""
     q, fit, knots = rounded(q), ~rows.out, [list(k) for _, k, _ in axes]
     missed = np.log(rows.seconds / seconds(q))[fit]
     grid = factors(knots, [x[fit] for _, _, x in axes], missed)
@@ -145,7 +146,7 @@ def _times(q: Quantity, names: Sequence[str], x: F8) -> Quantity:
 
 
 def errors(predicted: F8, rows: Rows) -> Quantity:
-    """Return the errors on the fitted rows, on all held-out rows, and on the held-out rows by reason."""
+    """Return three errors: on the fitted rows, on all held-out rows, and on the held-out rows of each reason."""
     out: Quantity = {"fit": error(predicted[~rows.out], rows.seconds[~rows.out])}
     out["held"] = error(predicted[rows.out], rows.seconds[rows.out])
     out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held_out.items() if s.any()}

@@ -21,11 +21,11 @@ def fit(
     most: int,
     robust: float | None = None,
 ) -> HostProfile:
-    """Fit the constants of a host profile that `start` names, by least squares of `log_error`.
+    """Fit constants of a host profile by least squares of `log_error`, and return the fitted profile.
 
-    The search begins at `start` and makes at most `most` evaluations. `step` is the relative step of the numerical
-    derivative. It must be wide, because requests end at whole steps of the engine. If `robust` is given, rows with an
-    error above it count less. Return the fitted profile.
+    `start` has the names and the start values of the constants to fit. The search makes at most `most` evaluations.
+    `step` is the relative step of the numerical derivative. It must be wide, because requests end at whole steps of the
+    engine. If `robust` is given, rows with an error above `robust` count less.
     """
     names, scale = list(start), np.array(list(start.values()))
 

@@ -1,8 +1,9 @@
 """Fit the cost tables of GPU kinds to public profiles (`profiles.py`): `bench calibrate profiles` rewrites `tables/`.
 
-(a) Each kernel is fitted for each GPU, on a grid (`grid.py`) and by number format (`formats.py`). (b) Engine overhead
-c0 + c1 B + s x kernels is fitted to Aegaeon's measurements of whole steps. (c) SM shares are fitted to MuxServe's
-measurements. The fits are deterministic: the same profiles give the same bytes.
+(a) Each kernel is fitted for each GPU, on a grid (`grid.py`) and by number format (`formats.py`). (b) The overhead of
+engines is fitted to Aegaeon's measurements of whole steps. A step of B sequences, whose kernels take K seconds, is
+assumed to take c0 + c1 B + s K seconds. The constants c0, c1 and s are fitted. (c) The speed on shares of the SMs is
+fitted to MuxServe's measurements. The fits are deterministic: the same profiles give the same bytes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_decode(kind: str, rows: Rows) -> Quantity:
-    """Fit decode attention of a layer, separately for grouped-query attention and for one query head per KV head."""
+    """Fit decode attention of a layer, in two fits: grouped-query attention, and one query head per KV head."""
     mha = rows.at["heads"] == rows.at["kv"]
     q = {"gqa": _fit_decode(kind, rows.pick(~mha)), "mha": _fit_decode(kind, rows.pick(mha))}
     return {
@@ -96,7 +97,7 @@ def _fit_decode(kind: str, rows: Rows) -> Quantity:
 def fit_prefill(kind: str, rows: Rows) -> Quantity:
     """Fit causal attention of a layer: its least time, its tile time and rates, then correction factors.
 
-    The axes of these factors are tokens, n x heads, and query heads per KV head.
+    The axes of these factors are tokens, prompts times query heads, and query heads per KV head.
     """
     spec, fit = quantities.gpu(kind), rows.fitted
     dims = sorted({int(d) for d in fit.at["d"]})
@@ -176,7 +177,7 @@ def fit_exchanges(kind: str) -> dict[str, Quantity]:
 
 
 def small(kind: str) -> Quantity:
-    """Estimate the small kernels of a layer from a least time and their bytes, as they were not measured one by one.
+    """Estimate the small kernels of a layer, which were not measured one by one, from a least time and their bytes.
 
     The least times of A100, H100 and H800 are known. For other GPU kinds, the least time is linear in 1 / bandwidth,
     along the line through A100 and H100.
@@ -257,9 +258,9 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) -> F8:
     """Return the predicted speed of steps on shares of the SMs, as a fraction of their speed on all SMs.
 
-    Only the kernels of a step slow down. MuxServe's kernels were slower than ours. So the kernels of a decode step are
-    assumed to take `scale` times our seconds, but at most the whole step. A prefill is assumed to consist of kernels
-    alone.
+    Only the kernels of a step slow down. MuxServe's kernels were slower than those in `q`. So a decode step's kernels
+    are assumed to take `scale` times the seconds that `q` gives, but at most the whole step. A prefill is assumed to
+    consist of kernels alone.
     """
     spec, out = quantities.gpu("a100-80g"), np.ones(len(d))
     for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):

@@ -1,9 +1,9 @@
 """Read the public profiles in `PROFILES_DIR`: kernels of AIConfigurator, steps of Aegaeon, SM shares of MuxServe.
 
-No measurement may beat physics: times below the time at 95 % of the card's peak bandwidth or arithmetic are raised to
-this bound. L40S has a cache of 96 MB. A benchmark that repeats a kernel finds its data in this cache; the layers of a
-model do not. So rows of L40S whose bytes fit the cache are dropped, unless reading HBM would take at most a tenth of
-their time.
+No measurement may beat physics. The least possible time is the time at 95 % of the card's peak bandwidth or arithmetic;
+shorter measured times are raised to it. L40S has a cache of 96 MB. A benchmark that repeats a kernel finds its data in
+this cache; the layers of a model do not. So rows of L40S whose bytes fit the cache are dropped, unless reading these
+bytes from HBM would take at most a tenth of the measured time.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def source_of(kind: str, op: str) -> str:
 
 
 def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> tuple[F8, Mask]:
-    """Return the measured seconds, at least those at 95 % of the GPU's peak, and a mask of the rows to keep.
+    """Return the measured seconds, raised where they are too short to be true, and a mask of the rows to keep.
 
-    The module's docstring gives the reasons. `flops_x` is the peak arithmetic of the format as a multiple of bf16's.
+    The module's docstring explains both rules. `flops_x` is the peak arithmetic of the format as a multiple of bf16's.
     """
     spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * flops_x * spec.flops)))

@@ -1,9 +1,10 @@
 """Fit the constants of the law of rounds (`probe/law.py`) to duels of `make gpu`: the table `co_run` of a card.
 
-A lane is a stream of steps of one model. A duel is a measurement of two lanes that run on one GPU at the same time.
-Duels on all SMs determine how many layers a lane computes per turn, and the share of time that its kernels fill. Duels
-on disjoint partitions determine how partitions slow each other. The error of each pair comes from a fit without that
-pair.
+A lane is a stream of steps of one model. A duel is a measurement of lanes that run on one GPU at the same time. The fit
+takes duels of two lanes. Duels on all SMs determine two kinds of constants. One is the number of layers that a lane
+computes per turn. The other is the fraction of a step's time in which its kernels keep the GPU from other lanes. Duels
+on disjoint partitions determine how partitions slow each other. The error of each pair of lanes comes from a fit
+without that pair.
 """
 
 from __future__ import annotations
@@ -115,7 +116,10 @@ def _errors(duel: Duel, rounds: law.Rounds, hbm: float) -> F8:
 
 
 def _whole(duels: Sequence[Duel]) -> law.Rounds:
-    """Fit two kinds of constants to duels on all SMs: layers in a turn, and shares of time that kernels fill."""
+    """Fit two kinds of constants to duels on all SMs: layers per turn, and the time that kernels keep the GPU.
+
+    This time is a fraction of a step's time, one for prefills and one for decode steps.
+    """
 
     def off(x: F8) -> F8:
         rounds = law.Rounds(*x.tolist())
@@ -127,7 +131,7 @@ def _whole(duels: Sequence[Duel]) -> law.Rounds:
 
 
 def _apart(duels: Sequence[Duel], rounds: law.Rounds, hbm: float) -> law.Rounds:
-    """Fit how lanes on disjoint partitions slow each other, by trying all constants in steps of 0.01.
+    """Fit how lanes on disjoint partitions slow each other, by trying all pairs of values in steps of 0.01.
 
     With fewer than PAIRS duels, return `rounds` unchanged.
     """

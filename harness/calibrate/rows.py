@@ -109,9 +109,9 @@ def of(rows: Iterable[Measurement], quantity: str, **at: Any) -> Iterator[Measur
 
 
 def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
-    """Yield a warning with the number of rows that other processes disturbed, if there are any.
+    """Yield a warning with the number of rows that other processes disturbed; yield nothing if there are none.
 
-    A row is disturbed if other processes took more than `most` cores during it.
+    A row is disturbed if other processes took more than `most` cores during the measurement.
     """
     cores = [row.facts["other_cores"] for row in rows if row.facts["other_cores"] > most]
     if cores:

@@ -70,9 +70,10 @@ def _servers(engine: str, make: Callable[..., Any], config: machine.Config) -> A
 
 
 def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tuple[list[Measurement], list[Gap]]:
-    """Make the measurements of a rig's plan that are missing from the folder's journal.
+    """Make the measurements that are missing from the folder's journal.
 
-    Return all rows of the journal, and the measurements that were left out. Raises UserError if a server fails.
+    `rig` has the plan of all measurements, and makes each of them. Return all rows of the journal, and the measurements
+    that were left out. Raises UserError if a server fails.
     """
     book = Journal(folder / RAW)
     _same_machine(folder / HOST, rig.about)
@@ -96,7 +97,10 @@ def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tu
 
 
 def _same_machine(path: Path, about: Mapping[str, str]) -> None:
-    """Write facts about the machine to the file `path`. Raises UserError if it describes another machine."""
+    """Write facts about the machine to the file `path`.
+
+    Raises UserError if the file already describes another machine.
+    """
     if path.exists():
         known = json.loads(path.read_text("utf-8"))
         if known != dict(about):

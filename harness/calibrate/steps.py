@@ -1,12 +1,14 @@
 """Fit the table of a machine that was measured as a whole (engines/costs/whole.py), with linear step costs.
 
-The fit takes rows of these kinds; the conditions of a row follow after "at":
+The fit takes rows of these kinds. Each line ends with the conditions and facts of a row that the fit reads:
 
-    prefill  seconds to the first token of a prompt that is alone on its server; at shape, tokens, held
-    decode   seconds of a step in which each stream of a server makes one token; at shape, seqs, held (`ctx_tokens`)
-    beside   seconds of a prefill or decode step while `servers` servers do the same; at servers, seqs (`alone_s`)
-    start    seconds from the start of a server to its first answer; at shape
-    wake     seconds until a sleeping server has its memory again; at shape, way
+    prefill  seconds to the first token of a prompt that is alone on its server (shape, tokens, held)
+    decode   seconds of a step in which each stream of a server makes one token (shape, seqs, held, ctx_tokens)
+    beside   seconds of a prefill or decode step while `servers` servers do the same (servers, seqs, alone_s)
+    start    seconds from the start of a server to its first answer (shape)
+    wake     seconds until a sleeping server has its memory again (shape, way)
+
+`held` is true for held-out rows; `ctx_tokens` and `alone_s` are facts of a row, all others are conditions.
 
 The seconds of a step are a sum of terms whose coefficients are not negative. One coefficient is for the first token of
 a step, and one for each further token in each segment of KNOTS. The others are for each sequence, each token of
@@ -152,9 +154,9 @@ def errors(points: Sequence[tuple[Measurement, float]]) -> dict[str, Any]:
 
 
 def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]]:
-    """Fit how much servers that run side by side slow each other: one number for prefills and one for decode steps.
+    """Fit two numbers for the slowdown of servers that run side by side: one for prefills, one for decode steps.
 
-    Each number is fitted to its own kind of rows. Raises UserError if one of the kinds has no rows.
+    Each number is fitted to its own kind of rows. Raises UserError if one of the two kinds has no rows.
     """
     beside = list(of(rows, "beside"))
     kinds = {what: [row for row in beside if bool(row.at["seqs"]) == (what == "decode")] for what in PHASES}
@@ -166,8 +168,8 @@ def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]
 def _co_run(rows: Sequence[Measurement], source: str) -> dict[str, Any]:
     """Fit one number to the slowdown of servers that run side by side: a share from SHARES or a factor from FACTORS.
 
-    The number with the least squared relative error is taken. A share, at most 1, is the part of the machine that a
-    step needs. A factor is for servers that slow each other more than a share of 1 explains.
+    The fit chooses the number with the least squared relative error. A share, at most 1, is the part of the machine
+    that a step needs. A factor describes servers whose slowdown is greater than a share of 1 explains.
     """
     y = np.array([row.seconds / row.facts["alone_s"] for row in rows])
     k = np.array([float(row.at["servers"]) for row in rows])
@@ -221,7 +223,7 @@ def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fi
 def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any]]:
     """Return the cost of each way to load weights: the seconds of a start or a wake without the copy of the weights.
 
-    The simulator adds the seconds of that copy.
+    The simulator adds the seconds of that copy itself.
     """
     h2d = about.spec["h2d"][0]
 

@@ -47,8 +47,8 @@ def check(path: Path, file: Mapping[str, Any]) -> None:
 def dumps(file: Mapping[str, Any]) -> str:
     """Return a cost table as TOML text: a section for each nested table, and errors inline.
 
-    Grids of factors are written with 14 numbers on each line, which people can read; tomli-w would write one number on
-    each line.
+    Grids of factors are written with 14 numbers on each line, so that people can read them. The library tomli-w would
+    write one number on each line.
     """
 
     def section(name: str, table: Mapping[str, Any]) -> Iterable[str]:

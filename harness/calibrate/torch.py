@@ -69,10 +69,10 @@ def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
 
 
 def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[str, float]:
-    """Return link rates in GB/s for an engine on cores, keyed by their fields of `Config`.
+    """Return link rates in GB/s for an engine on cores, keyed by the names of fields of `Config`.
 
-    The rate of a load is set so that loading the largest model takes as many decode steps as on a GPU. The ratio of
-    each other link to this rate is also that of the GPU.
+    The rate from the host is chosen so that one ratio is the same as on a GPU. This ratio is the seconds to load the
+    largest model, divided by those of its decode step. The other rates then have the same proportions as on that GPU.
     """
     sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in models.items()}
     largest = max(sizes, key=lambda name: sizes[name])
@@ -176,10 +176,10 @@ def of_folder(folder: Path, shape: Callable[[str], Shape]) -> Table:
 def taking_turns(
     co_run: Mapping[str, Mapping[str, Any]], rows: Sequence[Measurement], gpu: str
 ) -> dict[str, Mapping[str, Any]]:
-    """Return `co_run` with the constants of `gpu` for taking turns, and the duty of each model with timed kernels.
+    """Return `co_run` with two additions: the constants by which kernels take turns, and the duty of models.
 
-    The duty of a model in a phase is the share of a step's time that its kernels take when they run back to back. It is
-    a mean over steps.
+    The constants are those of the GPU kind `gpu`. The duty of a model in a phase is the fraction of a step's time that
+    its kernels take when they run back to back, averaged over steps. Only models with timed kernels get a duty.
     """
     out = {**co_run, "turns": quantities.quantities(gpu)["co_run"]}
     for phase in ("prefill", "decode"):
@@ -276,8 +276,8 @@ def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
 def known(rows: Iterable[Measurement], models: Shapes, start_s: float) -> Table:
     """Fit the step costs that policies may know about the engine on cores: seven numbers for all networks.
 
-    They are fitted to prefills and decode steps (engines/torch/costs.py). `start_s` is the seconds in which a process
-    starts.
+    They are fitted to prefills and decode steps (engines/torch/costs.py). `start_s` is the time that a process takes to
+    start.
     """
     made = {name: nets.net(shape) for name, shape in models.items()}
     every = [(made[row.at["shape"]], _work(row), row) for row in rows if row.quantity in steps.PHASES]

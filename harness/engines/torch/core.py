@@ -98,7 +98,7 @@ class Core(WallClock):
         return None
 
     def attendable(self, request: Live, place: Gpus) -> bool:
-        """Tell whether a batch at `place` can attend to a request's KV where that is stored."""
+        """Tell whether a batch at `place` can attend to a request's KV at the place where the KV is stored now."""
         kv = self.kv[request.rid]
         return kv.home == place or (kv.attend and not isinstance(kv.home, Host))
 
@@ -127,8 +127,8 @@ class Core(WallClock):
     def enter(self, request: Live, tokens: int) -> bool:
         """Take the blocks for `tokens` tokens of a new prompt; return False if there is no room.
 
-        The blocks must leave the watermark free, unless the model has no KV on the device yet. They must also leave
-        free the memory for which refused loads of weights are waiting.
+        The blocks must leave the watermark free, unless the model has no KV on the device yet. Loads of weights that
+        were refused for lack of memory claim memory; the blocks must leave this memory free too.
         """
         assert request.batch is not None
         place = request.batch.inst.place

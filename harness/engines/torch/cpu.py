@@ -93,7 +93,7 @@ class Core:
         """Do nothing, because a kernel on a core is done when its call returns; see Device."""
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
-        """Return the block table of a step's decodes, and a mask of its entries that are tokens; see Attention."""
+        """Return the block table of a step's decodes, and a mask of the token positions in use; see Attention."""
         return model.block_table(parts, kv)
 
     def decode_attention(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:

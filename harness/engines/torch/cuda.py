@@ -230,8 +230,8 @@ class Card:
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Compile kernels and capture graphs for each model; see Device.
 
-        Meanwhile, the address ranges of the model's weights and of one KV block are mapped to memory. They are unmapped
-        again at the end.
+        During this work, the address range of the model's weights is mapped to memory, and that of one KV block to the
+        heap's sink. Both are unmapped at the end.
         """
         # A model's embedding lies first in its weights.
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
@@ -261,8 +261,8 @@ class Card:
     def lane(self, share: float | None, phase: str) -> Iterator[None]:
         """Return a context in which kernels run on a stream with a share of the SMs; see Device.
 
-        In the phase "attend", the context ends without waiting for its kernels. The worker that imports their result
-        waits for them instead.
+        The context waits for its kernels at its end, except in the phase "attend". The worker that imports the result
+        of this phase waits for its kernels instead.
         """
         before = self.sms
         stream, self.sms = self._stream(share, phase)
@@ -273,7 +273,7 @@ class Card:
         self.sms = before
 
     def wait(self) -> None:
-        """Wait until all launched kernels are done, calling `meanwhile` again and again until then; see Device."""
+        """Wait until all launched kernels are done; until then, call `meanwhile` repeatedly; see Device."""
         end = torch.cuda.Event()
         end.record()
         while self.meanwhile is not None and not end.query():
@@ -296,9 +296,9 @@ class Card:
         return fused.serves(kv) and kv.data_ptr() not in self._unfused
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
-        """Return a step's decode contexts for the fused kernels or, if these cannot serve it, a block table.
+        """Return the contexts of a step's decodes for the fused kernels, or a block table; see Attention.
 
-        See Attention.
+        The block table is for a network that the fused kernels cannot serve.
         """
         if not self._fuses(kv):
             return model.block_table(parts, kv)
@@ -351,7 +351,10 @@ class Card:
         return q, q[:0], q[:0]
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:  # noqa: ARG002
-        """Begin a step as CUDA graphs that have its size or the next larger one; None if no graphs fit; see Device."""
+        """Begin a step as CUDA graphs; return None if no graphs can run this step; see Device.
+
+        The graphs have the size of the step, or the next larger size that was captured.
+        """
         chosen = next((each for each in self._graphs.get(kv.data_ptr(), ()) if each.takes(order)), None)
         return None if chosen is None else chosen.begin(order, ids)
 
@@ -370,9 +373,9 @@ class Card:
         return [tensor.to(self.place) for tensor in tensors]
 
     def export_attention(self, kv: Tensor, slots: model.Slots, contexts: Any) -> Any:
-        """Export a callable that computes attention over this KV, and return its number, with which a worker takes it.
+        """Export a callable that computes attention over this KV; return its number, as a handle.
 
-        The number is the handle of Device.export_attention.
+        Another worker passes this handle to `imported_attention`; see Device.
         """
         return self.cards.export(partial(self._attention_for, kv, slots, contexts))
 

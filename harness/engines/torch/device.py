@@ -63,10 +63,13 @@ class Device(Attention, Protocol):
         """Do one-time work before a run starts, so that the first steps do not wait for it."""
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
-        """Return a context in which kernels run on a share of the device; it waits for them at its end."""
+        """Return a context in which kernels run on a share of the device.
+
+        At its end, the context waits for these kernels.
+        """
 
     def wait(self) -> None:
-        """Wait until all launched kernels are done, calling `meanwhile` again and again until then."""
+        """Wait until all launched kernels are done; until then, call the function `meanwhile` repeatedly."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:
         """Begin a step as graphs, and return it; return None if its kernels must be launched one by one."""
@@ -78,10 +81,14 @@ class Device(Attention, Protocol):
         """Return the tensors that another worker exported under a handle."""
 
     def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> Any:
-        """Return a handle to a callable with which another worker computes attention over this KV, for one step."""
+        """Return a handle to a callable that computes attention over this KV, for one step.
+
+        Another worker imports the callable by this handle.
+        """
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return the callable of an exported handle; it takes layer, query, key and value, and returns the attention.
+        """Return the callable that another worker exported under a handle.
 
-        Return None if the other worker must be asked at each layer.
+        It takes layer, query, key and value, and returns the attention. Return None if there is no such callable. The
+        worker of the other device must then be asked at each layer.
         """

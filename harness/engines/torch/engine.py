@@ -4,10 +4,10 @@ The policy and all bookkeeping run in this process, which does not import torch:
 and their steps (lanes.py, stepping.py), requests (wallclock.py). This process sends orders to workers, which map memory
 and compute steps (worker.py), and to links, which copy (links.py). The workers measure the times of steps.
 
-A worker computes steps of one lane after another. With `process=gpu` a device has one worker. With `model` and `kept` a
-device has one worker for each model; with `pair`, one for each model and phase. Lanes with a partition (`Run.sms`) have
-separate workers, one for each phase. With `sharing=fluid` the operating system or the card schedules the workers of a
-device; with `sharing=turns` only one of them computes a step at a time.
+A worker computes one step at a time; one worker may serve several lanes. With `process=gpu` a device has one worker.
+With `process=model` and `process=kept` it has one for each model; with `process=pair`, one for each model and phase.
+Lanes with a partition (`Run.sms`) have separate workers, one for each phase. With `sharing=fluid` the operating system
+or the card schedules the workers of a device. With `sharing=turns` only one of them computes a step at a time.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ class Torch(Stepping):
         return (0.0, 0.0) if self.workers.load is None else self.workers.load.cores()
 
     def about(self) -> Mapping[str, Any]:
-        """Return the verdict: whether the run's times are those of its devices; nothing for cards; see Observed."""
+        """Return the verdict: whether a run's times are those of its devices; see Observed.
+
+        For cards, the result is empty.
+        """
         if self.kind.name != "cpu":  # CPU interference checks do not apply to cards
             return {}
         lanes = (Share(b.inst.model, sms / self.kind.sms, *seconds) for (b, sms), seconds in self._share_s.items())
@@ -160,8 +163,8 @@ class Torch(Stepping):
     def _lost(self, worker: WorkerProcess) -> None:
         """Continue after a worker ended unexpectedly: the requests of its step fail.
 
-        From then on, other workers compute the steps of its instances. Raises UserError if MOST_LOST workers ended
-        without any finished step between them.
+        From then on, other workers compute the steps of its instances. Raises UserError if MOST_LOST workers ended one
+        after another, and no worker finished a step in between.
         """
         self.lost.append(f"worker {worker.pid} of device {worker.device} ended at {self.now_s:.3f} s")
         print(f"torch: {self.lost[-1]}; the requests of its step fail", file=sys.stderr, flush=True)
@@ -195,7 +198,7 @@ class Torch(Stepping):
         return super().clock()
 
     def _receive(self, wait_s: float | None) -> None:
-        """Handle the messages of the processes, with the clock set to the time of each.
+        """Handle the messages of the processes; for each message, first set the clock to its time.
 
         Wait up to `wait_s` seconds for a message; None means no limit.
         """
@@ -332,7 +335,8 @@ class Torch(Stepping):
     def charge(self) -> None:
         """Add the time since the last charge to the cause for which each request now waits; see WallClock.
 
-        This is done at most once per CHARGE_S. The requests of a step are also charged at its beginning and its end.
+        All requests are charged at most once per CHARGE_S. The requests of a step are also charged at its beginning and
+        its end.
         """
         if self.now_s < self._charged_s + CHARGE_S:
             return
@@ -344,7 +348,7 @@ class Torch(Stepping):
                 request.cause = "admission" if request.batch is None else self.waits_for(request)
 
     def admit(self, action: Admit) -> Refusal | None:
-        """Make a request, or later arrivals of a model, members of a batch; see WallClock."""
+        """Admit one request, or all later arrivals of a model, to a batch; see WallClock."""
         refusal = super().admit(action)
         if refusal is None and isinstance(action.who, int):
             request = self.live[action.who]
@@ -354,7 +358,10 @@ class Torch(Stepping):
         return refusal
 
     def noted(self) -> Noted:
-        """Add the time of all requests up to now to their causes, and return the run's records; see WallClock."""
+        """Charge all requests, and return the run's records; see WallClock.
+
+        To charge is to add the time of a request up to now to its present waiting cause.
+        """
         self._charged_s = -math.inf
         return super().noted()
 

@@ -1,12 +1,12 @@
 """The fused kernels with which cards serve a model, and the model's steps as CUDA graphs.
 
 A step of decodes is one graph; a step of whole prompts and decodes is also one graph. There is a graph for each size
-and stream. The addresses in a graph stay the same, whatever memory is mapped there. A step in slices is one graph for
-each layer, because slices differ from step to step. Each share of the SMs has its own stream. A graph of this stream is
-captured when the stream first has a step of that size. Other steps, such as those with later pieces of prompts, are
-launched kernel by kernel. They are slower: the workers of a card are threads of one interpreter, so each launch waits
-for the interpreter's lock. The kernels, which the probe measures, need bfloat16 and sizes that are powers of two.
-Torch's kernels serve all other networks.
+and stream. The addresses in a graph stay the same, whatever memory is mapped there. A step that is computed in slices
+uses one graph for each layer, because slices differ from step to step. Each share of the SMs has its own stream. A
+graph of this stream is captured when the stream first has a step of that size. Other steps, such as those with later
+pieces of prompts, are launched kernel by kernel. They are slower: the workers of a card are threads of one interpreter,
+so each launch waits for the interpreter's lock. The kernels, which the probe measures, need bfloat16 and sizes that are
+powers of two. Torch's kernels serve all other networks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def units(kv: Tensor) -> tuple[int, int]:
 def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
     """Return two scratch tensors for `rows` contexts, and the number of parts into which each context is split.
 
-    The number is a power of two, at most 32. Up to this limit, it is large enough to give each SM two programs.
+    The number is the smallest power of two that gives each SM at least two programs, but at most 32.
     """
     heads, dim, splits = kv.shape[4], kv.shape[5], 1
     while splits < 32 and rows * heads * splits < 2 * sms:
@@ -203,7 +203,10 @@ class Graphs:
         return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
 
     def _empty(self, first: int, end: int) -> None:
-        """Mark rows `first` to `end` of the staging buffer as empty: their keys and values are not written."""
+        """Mark rows of the staging buffer as empty, from `first` to before `end`.
+
+        The keys and values of empty rows are not written.
+        """
         for name, value in (("ids", 0), ("position", 0), ("slot", -1)):
             self.arrays[name][first:end] = value
 
@@ -352,7 +355,7 @@ class Decodes(Graphs):
         super().__init__(shared, sizes, n, n)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step has only decodes, and no more of them than the largest graph."""
+        """Tell whether a step has only decodes, and at most as many as the largest graph can compute."""
         return super().takes(order) and len(order.parts) <= ROWS[-1] and all(p.tokens == 1 for p in order.parts)
 
     def begin(self, order: Order, ids: Sequence[int]) -> Replay:
@@ -393,9 +396,9 @@ class Prefills(Graphs):
         super().__init__(shared, sizes, n, DECODES + PROMPTS)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step has whole prompts only, within the limits on prompts, decodes and tokens.
+        """Tell whether these graphs can run a step: whole prompts, with or without decodes.
 
-        It may also have decodes.
+        The step must also be within the limits on prompts, decodes and tokens.
         """
         prompts = [p for p in order.parts if p.tokens > 1]
         return (

@@ -109,8 +109,9 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
     """Return the parts of those decodes that have a block for their next token; each part is one token.
 
-    If a decode finds no free block, the request that was admitted last is preempted. If no other request of its model
-    has KV on the device, the decode fails instead.
+    If a decode finds no free block, a request of its model with KV on the device is preempted: the one that was
+    admitted last. While KV of this model is moving to or from the device, nobody is preempted. If no other request of
+    the model has KV on the device, the decode fails.
     """
     for request in decodes:
         while request.kv_tokens and not engine.hold(request, request.ctx_tokens):

@@ -26,7 +26,7 @@ class Load:
         self._pids.setdefault(pid, 0.0)
 
     def leave(self, pid: int) -> None:
-        """Add the processor seconds of a process that is about to end to the total, and stop watching the process."""
+        """Stop watching a process that is about to end; its processor seconds stay in the total."""
         if pid in self._pids:
             self._gone_s += max(0.0, _spent_s(pid) - self._pids.pop(pid))
 

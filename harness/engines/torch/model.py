@@ -255,9 +255,9 @@ def slots(parts: Sequence[Part], kv: Tensor) -> Slots:
 
 
 def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the block table of the contexts, and a mask of its entries that are tokens.
+    """Return the block table of the contexts, and a mask of the token positions in use.
 
-    Rows are padded with the first block of their context.
+    Each row of the table is padded with the first block of its context.
     """
     block = kv.shape[3]
     count = [-(-p.context // block) for p in parts]

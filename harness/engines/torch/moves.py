@@ -150,7 +150,10 @@ class Moves:
         self.engine.freed()
 
     def over(self, transfer: Transfer) -> None:
-        """Remove a transfer that has ended or was cancelled from its Move; if it was the last one, end the Move."""
+        """Remove a transfer from its Move, because the transfer has ended or was cancelled.
+
+        If this was the last transfer of the Move, end the Move.
+        """
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)

@@ -82,10 +82,10 @@ class Net(NamedTuple):
 def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: int = 1) -> Net:
     """Return the network that is computed for a shape.
 
-    If MODELS_DIR has a checkpoint of the shape, it is the network of this checkpoint. Otherwise it is the shape itself
-    if its weights take at most `as_it_is` bytes, and its scaled twin if they take more. `wide` is as in `twin`. A shape
-    in float32 is already a twin, with which a cost table was measured, so it is always computed at full size. Raises
-    UserError for shapes and checkpoints that the engine does not serve.
+    If MODELS_DIR has a checkpoint of the shape, it is the network of this checkpoint. Otherwise, a shape whose weights
+    take at most `as_it_is` bytes is computed at full size, and a larger one as its scaled twin. `wide` is as in `twin`.
+    A shape in float32 is already a twin, with which a cost table was measured, so it is always computed at full size.
+    Raises UserError for shapes and checkpoints that the engine does not serve.
     """
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
@@ -105,9 +105,9 @@ def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: in
 def twin(shape: Shape, wide: int = 1) -> Shape:
     """Return the scaled twin of a shape: its widths are `wide` sixteenths of the shape's widths.
 
-    It has a quarter of the heads if both head counts divide by 4, else a half or all of them. The width of all heads
-    together is `wide` sixteenths of the shape's. It has an eighth of the layers, at least 2, and a 128th of the
-    vocabulary.
+    The twin has a quarter of the heads if 4 divides both head counts, half of them if only 2 divides both, else all.
+    The width of all heads together is `wide` sixteenths of the shape's. The twin has an eighth of the layers, at least
+    2, and a 128th of the vocabulary.
     """
     part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
     layers, moe = max(2, shape.layers // 8), shape.experts

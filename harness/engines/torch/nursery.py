@@ -1,11 +1,13 @@
-"""The process that starts the others. It has loaded torch, so that a worker it starts is ready within milliseconds.
+"""The nursery: the process that starts all workers and links of the engine.
+
+It has loaded torch, so a worker that it starts is ready within milliseconds.
 
     python -m harness.engines.torch.nursery FILE          start processes on request over the socket FILE
     python -m harness.engines.torch.nursery FILE cuda     the same, but start threads, which share the cards' memory
     python -m harness.engines.torch.nursery FILE worker   be a worker: a cold start, which includes loading torch
 
 The nursery runs in its own session, so that Ctrl-C reaches only the main process. It ends when its socket is closed.
-The operating system then ends all processes that it started.
+The operating system then ends all processes that the nursery started.
 """
 
 from __future__ import annotations

@@ -225,9 +225,10 @@ class Workers:
         return [worker for worker in self.processes.values() if time.monotonic() - worker.since_s > limit_s]
 
     def late_link(self, limit_s: float) -> str:
-        """Return a text that describes a link that is late; "" if no link is late.
+        """Return a text about a link that is late; "" if no link is late.
 
-        A link is late if no copy has ended for the time that all its open copies should take, plus `limit_s`.
+        A link has a limit: the seconds that all its open copies together should take, plus `limit_s`. It is late if no
+        copy ended for longer than this limit.
         """
         for link, copies in self._copying.items():
             for_s = time.monotonic() - self._moved_s[link]
@@ -236,11 +237,10 @@ class Workers:
         return ""
 
     def receive(self, wait_s: float | None) -> list[tuple[float, WorkerProcess | None, Any]]:
-        """Return the processes' messages in order of their times.
+        """Return the processes' messages in order of their times, each as (time, worker, message).
 
-        If there is no message, wait for one, at most `wait_s` (None: without limit). Each entry is (time, worker,
-        message). The worker is None for messages of the links. The message is None if the worker has ended; such
-        entries come last.
+        If there is no message, wait for one, at most `wait_s` seconds (None: without limit). The worker is None for
+        messages of the links. If a worker has ended, its message is None, and comes after all others.
         """
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
@@ -277,9 +277,10 @@ class Workers:
         del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
-        """Send the changes of KV mappings since the last call to all workers of a worker's device.
+        """Send the KV mappings that changed since the last call to the workers of this worker's device.
 
-        If the worker has not mapped the KV of `model` before, also send it all mappings of that model.
+        A worker gets the changes of those models whose KV it has mapped before. If this worker has not mapped the KV of
+        `model` before, it gets all mappings of that model.
         """
         fresh = "" if model in worker.accounts else model
         if fresh:

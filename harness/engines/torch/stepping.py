@@ -155,7 +155,10 @@ class Stepping(Core):
         return [part.request for part in step.parts if self.stepping.get(part.request.rid) is step]
 
     def _charge_members(self, step: Step, cause: str) -> None:
-        """Add the time of a step's members up to now to their present waiting cause; then set it to `cause`."""
+        """Charge the members of a step, then set their waiting cause to `cause`.
+
+        To charge a member is to add its time up to now to its present waiting cause.
+        """
         for request in self._members_of(step):
             self._book(request)
             request.cause = cause
@@ -234,7 +237,7 @@ class Stepping(Core):
             self._end_turn(lane, why)
 
     def _turns_end(self) -> Iterator[float]:
-        """Yield the time at which the turn of each lane without a step in flight is over, in seconds."""
+        """Yield, for each turn that has no step in flight, the time in seconds at which it is over."""
         for lane in self.lanes.values():
             if lane.turn is not None and not self._in_flight(lane):
                 yield lane.turn.until_s

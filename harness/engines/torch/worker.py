@@ -161,9 +161,11 @@ class Worker:
     def ask(
         self, name: str, device: int, layer: int, parts: list[Part], q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Return the attention over KV on another device, which a worker of that device computes.
+        """Return the attention over KV on another device, computed on that device.
 
-        While this worker waits for the result, it answers the requests of other workers.
+        If the devices allow it, this worker imports a callable at a step's first layer, and calls it at later layers.
+        Otherwise the worker of the other device is asked at each layer. While this worker waits for an answer, it
+        answers the requests of other workers.
         """
         peer, fresh = self.peers[device], None
         if self.last_parts.get(device) is not parts:
