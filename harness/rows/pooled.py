@@ -135,10 +135,11 @@ def crossing(c: Counts, level: float) -> Estimate:
 
 
 def slope(c: Counts, level: float) -> Estimate | None:
-    """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None if there is no crossing.
+    """Estimate the slope of ln(share missed) against ln(rate) at the crossing; None if there is no crossing.
 
     The slope is taken between two rates: the nearest ones at least half an octave below and above the crossing. If
-    there is none on a side, the lowest or highest rate is used. Sign ">": nothing was missed at the lower of the two.
+    there is none on a side, the lowest or highest rate is used. The sign is ">" if nothing was missed at the lower of
+    the two.
     """
     bracket = _bracket(c, 1.0 - level)
     if bracket is None:
@@ -185,7 +186,7 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
 
 
 def nearest(c: Counts, share: float) -> int:
-    """Return the index of the rate nearest to the crossing, in octaves: the rate where misses rise above a share."""
+    """Find the crossing, where misses rise above a share; return the index of the rate nearest to it in octaves."""
     return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
 
 
@@ -242,11 +243,11 @@ def chance(e: Estimate) -> float:
 
 
 def flat(ours: Counts, theirs: Counts, level: float) -> bool:
-    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or their order changes near it.
+    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or their order changes nearby.
 
-    A curve is flat if the upper end of its slope's interval is below 2. The order of the two crossings is compared at
-    half, once and twice the share of misses that the level allows. A share counts only if both curves cross it.
-    Crossings within 1 % of each other are consistent with either order.
+    A curve is flat if its slope at the crossing is below 2, even at the upper end of the slope's interval. For the
+    order, crossings are compared at three levels: they allow half, once and twice the misses that `level` allows. A
+    level is skipped if either curve does not cross it. Crossings within 1 % of each other count as equal.
     """
     slopes = [slope(c, level) for c in (ours, theirs)]
     if any(s is not None and s.high is not None and s.high < STEEP for s in slopes):
@@ -259,7 +260,7 @@ def flat(ours: Counts, theirs: Counts, level: float) -> bool:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Adjust the p-values of several verdicts in one table, as each verdict is one of many comparisons (Holm 1979)."""
+    """Adjust the p-values of the verdicts in one table for multiple comparisons (Holm 1979)."""
     adjusted = [0.0] * len(ps)
     most = 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
@@ -288,10 +289,10 @@ def _residuals(c: Counts) -> Floats:
 
 
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
-    """Return the logarithms of the rate at which misses rise above a share, and of both ends of its interval.
+    """Return the logarithm of the rate at which misses rise above a share, and those of its interval's two ends.
 
-    -inf and inf represent values beyond the rates that were run. The interval's lower end is at most the highest of
-    these rates, and its upper end at least the lowest.
+    -inf and inf represent rates below and above all that were run. The interval's lower end is at most the highest of
+    the rates that were run, and its upper end is at least the lowest.
     """
     missed = shares(c)
     x, goal = np.log(c.rates_rps), math.log(share)
@@ -329,8 +330,8 @@ def _edge(at: float, c: Counts) -> float:
 def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
     """Return the indices of the two rates between which the slope at the crossing is taken; None without a crossing.
 
-    On either side it is the nearest rate at least half an octave from the crossing. If there is none, it is the lowest
-    or highest rate.
+    On each side of the crossing, the nearest rate at least half an octave away is taken. If there is no such rate, the
+    lowest or highest rate of all is taken.
     """
     at = _crossings(c, share)[0]
     if math.isinf(at):

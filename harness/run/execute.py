@@ -145,7 +145,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
 def _rows(
     engine: engines.Engine, about: dict[str, Any], side: dict[str, Any], spent: Callable[[], Mapping[str, float]]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the engine's rows, then add to `about` and `side` the facts that are complete only after all rows."""
+    """Yield the engine's rows. After the last row, add the facts that are complete only then to `about` and `side`."""
     yield from engine.rows()
     if isinstance(engine, engines.Observed):
         about |= engine.about()

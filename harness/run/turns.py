@@ -72,7 +72,7 @@ class Turns:
 def load_s(
     loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return for each model the mean seconds of its loads: the fixed part, and the copy of weights on idle links.
+    """Return each model's mean seconds of a load on idle links: the fixed part, and the copy of weights.
 
     The copy is from host memory, or from the disk if the load starts there.
     """
