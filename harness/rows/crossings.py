@@ -42,7 +42,7 @@ def _of_condition(table: pa.Table, condition: str) -> pa.Table:
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
-    """Return the panels whose facts equal those in `on`. With `on`, a claim chooses its panels."""
+    """Return the panels whose facts equal those in `on`, which is the part of a claim that chooses its panels."""
     return [panel for panel in panels if all(_matches(panel, key, value) for key, value in on.items())]
 
 
@@ -204,7 +204,7 @@ def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str 
 
 
 def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
-    """Subtract the second system's attainment at x from the first's, paired by window; None unless both ran there."""
+    """Subtract the second system's attainment at x from the first's, paired by window; None unless both ran at x."""
     pair = paired_counts(rows, axis, systems, definition)
     at = reciprocal(x) if axis in EASES else x
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
@@ -224,7 +224,8 @@ def broad(rows: pa.Table) -> pa.Table:
 def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
     """Say for how many models a system meets no SLO: "4 of 16 models at 0 %"; empty if there is none.
 
-    Such a model had at least `SOME` requests at the lowest load, summed over all runs, and all of them missed.
+    A model is counted if it had at least `SOME` requests at the lowest load, summed over all runs, and all of them
+    missed.
     """
     sides = _windows(rows, axis, system, definition, "model")
     least = min((x for side in sides for curve in side.values() for x in curve), default=0.0)

@@ -1,17 +1,18 @@
 """Estimates from the pooled misses of many windows: the rate that meets a level, ratios of such rates, differences.
 
-The quantity estimated is the crossing of the *pooled* curve. At each rate, the pooled share is the requests of all
-windows that missed their SLO over all requests offered. The sampling unit is the window, for two reasons. The streams
-are assigned to models at random for each window. And a placement planned for the window affects all of it, so stretches
-of one window are not independent draws. Every rate and system has the same windows, so comparisons are paired.
+The quantity estimated is the crossing of the *pooled* curve. At each rate, the pooled share is the number of requests
+that missed their SLO, divided by the number offered, both summed over all windows. The sampling unit is the window, for
+two reasons. The streams are assigned to models at random for each window. And a placement planned for the window
+affects all of it, so stretches of one window are not independent draws. All rates and systems are run on the same
+windows, so comparisons are paired.
 
 Intervals are 95 %. The interval of a share of misses treats the number of independent episodes as a Poisson count and
 uses its exact limits (Garwood 1936). The number of episodes is the inverse of the squared relative standard error,
-clustered by unit. At no rate may this number exceed that at the next higher rate. The interval of a crossing is by
-inversion. It ends at the rates at which the upper and the lower limit of the share, each made monotone, cross the
-level. The interval of a ratio combines those of two crossings (MOVER, Zou and Donner 2008) with the correlation of
-their units. `tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of the bench's own
-runs (`misses.parquet` in the same folder).
+clustered by unit. It is lowered, at each rate, to the number at the next higher rate if that is less. The interval of a
+crossing is by inversion. It ends at the rates at which the upper and the lower limit of the share, each made monotone,
+cross the level. The interval of a ratio combines those of two crossings (MOVER, Zou and Donner 2008) with the
+correlation of their units. `tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of
+the bench's own runs (`misses.parquet` in the same folder).
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
-    """Execute a run as `execute` does, and store its turns in the run's folder (turns.FILE).
+    """Execute a run as `execute` does, and store a table of its turns (turns.FILE) in the run's folder.
 
-    The facts of that file have the mean seconds of each model's loads on idle links, unless the engine has no cost
+    The table's footer also has the mean seconds of each model's loads on idle links, unless the engine has no cost
     table.
     """
     from harness.run import turns

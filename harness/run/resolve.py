@@ -94,8 +94,8 @@ def _sized(setup: Setup) -> Setup:
 def _holding(spec: Spec, needed: int) -> Setup:
     """Return the setup of a system that sets its own number of GPUs, and needs at least `needed` of them.
 
-    For a mix of GPU kinds, the setup has the fewest copies of the mix with which the system starts. If the system
-    starts with no number that is tried, the setup has the largest of these numbers.
+    For a mix of GPU kinds, copies of the mix are added until the system starts. If the system does not start with any
+    number that is tried, the setup has the largest of these numbers.
     """
     for gpus in islice(mix.counts(spec.gpu, needed), MOST_COPIES):
         setup = Setup(replace(spec, gpus=gpus))

@@ -405,8 +405,8 @@ class Setup:
 def _serving(cluster: Cluster, block_tokens: int) -> None:
     """Raise Infeasible if KV memory is too small for a model's longest request. The message has the length that fits.
 
-    A server would not start then. Each model is considered alone, on GPUs with the most memory, at the degree that
-    leaves room for the most tokens.
+    A server would not start with so little memory. Each model is considered alone, on GPUs with the most memory, at the
+    degree that leaves room for the most tokens.
     """
     most = max(gpu.mem_bytes for gpu in cluster.gpus)
     for name, model in cluster.models.items():

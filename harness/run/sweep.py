@@ -101,9 +101,9 @@ def sweep(
     `later` is the number of requests in further sweeps that may follow (inf: no bound). With `into`, runs that have no
     folder yet are stored in parts of that partition (`rows/parts.py`).
 
-    If a system's policy fails, its other runs are skipped, and Failed is raised after the runs of all other systems.
-    Also raises UserError, and an engine's own errors; finished runs stay stored. Within `stored_only`, Missing is
-    raised before anything is executed.
+    If a system's policy fails, the system's remaining runs are skipped, and Failed is raised after the runs of all
+    other systems. Also raises UserError, and an engine's own errors; finished runs stay stored. Within `stored_only`,
+    Missing is raised before anything is executed.
     """
     teller = teller or Silent()
     every = tasks(specs)

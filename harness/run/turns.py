@@ -25,8 +25,9 @@ FILE = record.TURNS
 class Turns:
     """A log (`recorder.Log`) of a run's turns, loads and refused orders; times are from the window's start.
 
-    `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` lists, in
-    sequence, the events of orders that the engine refused for now: time, action, fate and reason.
+    `rows` has a row for each turn on GPUs that ended after at least one step. `loads` counts the loads that the policy
+    asked for. `orders` lists, in order of time, what happened to orders that the engine refused at first. An item has
+    the time, the action, its fate (refused, issued or withdrawn) and the reason.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
