@@ -8,9 +8,9 @@ windows, so comparisons are paired.
 
 Intervals are 95 %. The interval of a share of misses treats the number of independent episodes as a Poisson count and
 uses its exact limits (Garwood 1936). The number of episodes is the inverse of the squared relative standard error,
-clustered by unit. This number is lowered, at each rate, to that at the next higher rate if that is less. The interval of
-a crossing is by inversion. It ends at the rates at which the upper and the lower limit of the share, each made monotone,
-cross the level. The interval of a ratio combines those of two crossings (MOVER, Zou and Donner 2008) with the
+clustered by unit. This number is lowered, at each rate, to that at the next higher rate if that is less. The interval
+of a crossing is by inversion. It ends at the rates at which the upper and the lower limit of the share, each made
+monotone, cross the level. The interval of a ratio combines those of two crossings (MOVER, Zou and Donner 2008) with the
 correlation of their units. `tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of
 the bench's own runs (`misses.parquet` in the same folder).
 """
