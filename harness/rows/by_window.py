@@ -16,7 +16,7 @@ from harness.rows.statistics import Curve
 
 
 def curves(table: pa.Table, label: str, definition: str, axis: str) -> dict[int, Curve]:
-    """Return the pooled values of a definition for a label, by seed and by the number in the column `axis`."""
+    """Return a curve for each seed: a label's pooled values of a definition, keyed by the column `axis`."""
     xs, seeds, values = (column(table, name) for name in (axis, "seed", "value"))
     by_seed: dict[int, dict[float, float]] = {}
     for i in places(table).get((label, definition, "pooled"), ()):
@@ -41,7 +41,7 @@ Windows = dict[int, dict[float, Counted]]  # a seed maps x to its counts
 
 
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
-    """Return the counts of each run of a label, keyed by model ("" if pooled), by seed and by x.
+    """Return misses and offered requests of each run of a label, keyed by model ("" if pooled), then seed, then x.
 
     If the table has no column x, the rate scale of a run takes its place. `over` is pooled or model. Infeasible and
     skipped runs are left out. If a row stores no counts, they are computed from its number of requests and its value.
@@ -74,9 +74,9 @@ def _counted(table: pa.Table) -> dict[int, Counted]:
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:
-    """Return the counts of the windows `of` these seeds, at each x that all of the seeds have.
+    """Return `of` as arrays (x, seeds), for the given seeds and each x that they share; None if they share no x.
 
-    The result has a row for each x, and is None if the seeds share no x.
+    Seeds that `of` lacks are ignored.
     """
     mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
     xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
@@ -119,7 +119,7 @@ def ran(table: pa.Table, label: str) -> set[int]:
 def _reasons(table: pa.Table) -> dict[str, dict[int, list[tuple[str | None, str | None]]]]:
     """Collect the reasons why runs are infeasible or skipped, by label and seed.
 
-    A pair has the reason for "infeasible" and that for "skipped". Each pair is listed once, in order of rows.
+    Each pair is (reason for "infeasible", reason for "skipped"). A pair is listed once, in the order of rows.
     """
     reasons: dict[str, dict[int, dict[tuple[str | None, str | None], None]]] = {}
     columns = (column(table, name) for name in ("label", "seed", "infeasible", "skipped"))

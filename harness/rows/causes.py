@@ -1,15 +1,16 @@
-"""Causes of misses: the cause whose time most exceeds that of the request alone, in the part that missed a limit.
+"""Causes of misses. A miss is explained by the cause with the most excess time in the part that missed a limit.
 
 A request's time has two parts: until its first token, and after it. The second part contains the longest gap between
-two tokens. Each part has its causes (record.WAITS), whose times sum to it. If gaps are not known (runs without token
-times, real servers, older files), all time after the first token replaces the longest gap.
+two tokens. Each part is divided among causes (record.WAITS), whose times sum to the part. If the gaps are not known
+(runs without token times, real servers, older files), all time after the first token replaces the longest gap.
 
-"Alone" means on an idle GPU under the same batching limits. A request then takes only the time of its own steps and of
-the host. The excess of `compute` is the extra time of the request's steps, which were batched with others or computed
-again. The excess of any other cause is all of its time, with one exception. If the engine reports the time alone, a
-finished request has no excess of `host`, because that time includes the host's.
+A cause's excess is its time beyond what the request takes alone: on an idle GPU under the same batching limits. Alone,
+a request takes only the time of its own steps and of the host. So the excess of `compute` is the extra time of the
+request's steps, because they were batched with others or computed again. The excess of any other cause is all of its
+time, with one exception. If the engine reports the time alone, a finished request has no excess of `host`, because that
+time includes the host's.
 
-The excess of the longest gap is over the request's mean decode step alone. If no engine reports the time alone (real
+For the longest gap, the time alone is the request's mean decode step alone. If no engine reports the time alone (real
 servers), `compute` has no excess. A request that failed, because a server refused it or stopped early, has the cause
 `failed`, whatever it waited for.
 

@@ -1,8 +1,8 @@
 """Estimates from a study's table: where a system's attainment falls below a level, and comparisons of systems.
 
-A study draws panels. Each has its own curves of attainment along one axis; x is a value on that axis, such as a rate or
-a number of GPUs. The table's footer has the facts of a panel (grid.facts), and its rows are those of its `condition`.
-At each x the misses of all windows are pooled (pooled.py). Only values of x that all seeds have are used.
+A study has panels. Each panel has its own curves of attainment along one axis; x is a value on that axis, such as a
+rate or a number of GPUs. The table's footer has the facts of each panel (grid.facts). A panel's rows are those with its
+`condition`. At each x the misses of all windows are pooled (pooled.py). Only values of x that all seeds have are used.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _of_condition(table: pa.Table, condition: str) -> pa.Table:
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
-    """Return the panels whose facts equal those in `on`. With `on`, a claim chooses its panels."""
+    """Return the panels whose facts equal those in `on`, which is the part of a claim that chooses its panels."""
     return [panel for panel in panels if all(_matches(panel, key, value) for key, value in on.items())]
 
 
 def by_condition(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Group the panels by condition, in order. If a condition has several panels, each is one case of it."""
+    """Group the panels by condition, in order. Several panels in a group are separate cases of that condition."""
     groups: dict[tuple[Any, ...], list[Panel]] = {}
     for panel in panels:
         groups.setdefault((panel["name"], panel["kind"], panel.get("other_end")), []).append(panel)
@@ -150,8 +150,9 @@ def crossing(
 ) -> Crossing | None:
     """Estimate the x at which a system crosses the level on a panel; None if the system was not run.
 
-    Rates are in requests per second. On an axis of models, a number of models that does not fit is no point of the
-    curve. If attainment is at least the level at all others, the crossing is the largest of them, without an interval.
+    Rates are in requests per second. On an axis of models, the curve leaves out numbers of models that do not fit. If
+    attainment is at least the level at every number that fits, the crossing is the largest of these, without an
+    interval.
     """
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
@@ -203,7 +204,7 @@ def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str 
 
 
 def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
-    """Subtract the second system's attainment at x from the first's, paired by window; None unless both ran there."""
+    """Subtract the second system's attainment at x from the first's, paired by window; None unless both ran at x."""
     pair = paired_counts(rows, axis, systems, definition)
     at = reciprocal(x) if axis in EASES else x
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
@@ -213,7 +214,7 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 
 @memo.once
 def broad(rows: pa.Table) -> pa.Table:
-    """Return the rows of the seeds that have the most runs. Seeds added later, only near one level, are left out."""
+    """Return the rows of the seeds with the most runs. Seeds added later near one level only are left out."""
     every = rows.select(["seed", "label", memo.along(rows)]).to_pandas().drop_duplicates()
     runs = every.groupby("seed").size()
     widest = runs.index[runs == runs.max()].tolist()
@@ -223,7 +224,8 @@ def broad(rows: pa.Table) -> pa.Table:
 def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
     """Say for how many models a system meets no SLO: "4 of 16 models at 0 %"; empty if there is none.
 
-    Such a model had at least `SOME` requests at the lowest load, summed over all runs, and all of them missed.
+    A model is counted if it had at least `SOME` requests at the lowest load, summed over all runs, and all of them
+    missed.
     """
     sides = _windows(rows, axis, system, definition, "model")
     least = min((x for side in sides for curve in side.values() for x in curve), default=0.0)
@@ -247,15 +249,15 @@ def all_unserved(table: pa.Table, facts: About) -> dict[str, list[str]]:
 
 
 def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the slope of ln(share missed) over ln(x) at a system's crossing of the level; None without one."""
+    """Estimate the slope of ln(share missed) against ln(x) where a system crosses the level; None if it does not."""
     c = counts(rows, panel["axis"], system, definition)
     return None if c is None else pooled.slope(c, level)
 
 
 def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> tuple[int, int]:
-    """Return the number of misses, and of windows, from which a crossing is estimated.
+    """Return the number of misses at the sampled x nearest to a crossing, and the number of windows.
 
-    The misses are those at the x nearest to the crossing, among the values of x that were run.
+    Both are 0 if the system has no counts.
     """
     c = counts(rows, panel["axis"], system, definition)
     return (0, 0) if c is None else (round(float(c.missed[pooled.nearest(c, 1.0 - level)].sum())), c.units)
@@ -306,9 +308,9 @@ class Loss(NamedTuple):
 
 
 def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, definition: str) -> Iterator[Loss]:
-    """Estimate the attainment that a system loses if one of its parts is switched off, at every x of every panel.
+    """Yield the attainment that a system loses, at each x of each panel, when one of its parts is switched off.
 
-    `without` names the variant of the system in which the part is off. The two are paired by seed.
+    `without` names the variant of the system that lacks this part. The system and the variant are paired by seed.
     """
     for panel in panels:
         rows = of_panel(table, panel)

@@ -61,7 +61,7 @@ DEFINITIONS: dict[str, Definition] = {}  # keeps the order of this file
 def definition(
     judges: str, *, part: Part, beside: str = "", by_token: bool = False, pooled: bool = False
 ) -> Callable[[R], R]:
-    """Register a function as a definition, under its own name."""
+    """Register a function as a definition, under its own name. The arguments are fields of `Definition`."""
 
     def enter(rule: R) -> R:
         name = rule.__name__
@@ -101,10 +101,10 @@ def e2e(rows: Rows, slo: Limits) -> Bools:
 
 @definition("ttft tpot", part="first late token", beside="token_mean qos both", by_token=True, pooled=True)
 def token(rows: Rows, slo: Limits) -> Floats:
-    """Share of all tokens that are in time, k = 1..n of a request with t_k <= arrival + TTFT + (k - 1) x TPOT.
+    """Share of all tokens in time; token k = 1..n of a request is in time if t_k <= arrival + TTFT + (k - 1) x TPOT.
 
-    The share is of all tokens asked for, over all requests; those of a request that is not done are late. This is the
-    definition in Aegaeon's text.
+    The share counts all tokens asked for, over all requests. The tokens of a request that is not done are late. This is
+    the definition in Aegaeon's text.
     """
     return token_mean(rows, slo)
 
@@ -150,7 +150,8 @@ def qos(rows: Rows, slo: Limits) -> Floats:
 def itl(rows: Rows, slo: Limits) -> Floats:
     """Share of a request's gaps between tokens that are <= TPOT; 1 for a single token without gaps, 0 unless done.
 
-    At 99 % the P99 of the time between tokens (ITL, or TBT) meets the limit, each request counting alike.
+    Attainment of 99 % means that the P99 of the time between tokens (ITL, or TBT) meets the limit, where each request
+    has equal weight.
     """
     import numpy as np
 

@@ -39,9 +39,9 @@ POINTS = Style(decimals=1, signed=True)  # differences of shares in percent
 class Estimate:
     """A value with its 95 % interval, computed from `n` runs or blocks of windows.
 
-    `low` or `high` is None if the interval is open at that end; both are None if there is no interval. `sign` is "="
-    for a value. It is ">" or "<" for a bound, as the quantity lies beyond what was run. It is "~" where two bounds
-    point in opposite directions.
+    `low` or `high` is None if the interval is open at that end; both are None if there is no interval. `sign` is "=" if
+    `mean` estimates the quantity itself. It is ">" or "<" if `mean` is only a bound, because the quantity lies above or
+    below what the runs cover. It is "~" for the ratio of two bounds that point in opposite directions.
     """
 
     mean: float

@@ -4,8 +4,8 @@
     <results>/runs/study=fig7/shard=1-1/_3f9.json     their wall-clock facts
     <results>/runs/study=fig7/shard=1-1/_staged/      folders of runs whose part is not written yet
 
-Readers use the path that a run's own folder would have, `<results>/<system>-<hash8>`, for a run in a part too. If
-several parts have the run, the first in order of their paths counts. Any reader of Parquet can open the folder `runs`
+Readers use one form of path for all runs, `<results>/<system>-<hash8>`: the path that a run's own folder would have. If
+several parts store the run, the part whose path sorts first is read. Any reader of Parquet can open the folder `runs`
 as one dataset.
 """
 
@@ -64,7 +64,7 @@ class Partition(NamedTuple):
 
 
 def clean(into: Partition, results: Path) -> None:
-    """Remove the temporary folders that killed writers left in the folders of a partition."""
+    """Remove temporary folders of dead writers from the folders of a partition."""
     for folder in (into.folder(results), into.staged(results)):
         left.clean(folder)
 

@@ -1,17 +1,18 @@
 """Estimates from the pooled misses of many windows: the rate that meets a level, ratios of such rates, differences.
 
-The quantity estimated is the crossing of the *pooled* curve. At each rate, the pooled share is the requests of all
-windows that missed their SLO over all requests offered. The sampling unit is the window, for two reasons. The streams
-are assigned to models at random for each window. And a placement planned for the window affects all of it, so stretches
-of one window are not independent draws. Every rate and system has the same windows, so comparisons are paired.
+The quantity estimated is the crossing of the *pooled* curve. At each rate, the pooled share is the number of requests
+that missed their SLO, divided by the number offered, both summed over all windows. The sampling unit is the window, for
+two reasons. The streams are assigned to models at random for each window. And a placement planned for the window
+affects all of it, so stretches of one window are not independent draws. All rates and systems are run on the same
+windows, so comparisons are paired.
 
 Intervals are 95 %. The interval of a share of misses treats the number of independent episodes as a Poisson count and
 uses its exact limits (Garwood 1936). The number of episodes is the inverse of the squared relative standard error,
-clustered by unit. At no rate may this number exceed that at the next higher rate. The interval of a crossing is by
-inversion. It ends at the rates at which the upper and the lower limit of the share, each made monotone, cross the
-level. The interval of a ratio combines those of two crossings (MOVER, Zou and Donner 2008) with the correlation of
-their units. `tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of the bench's own
-runs (`misses.parquet` in the same folder).
+clustered by unit. This number is lowered, at each rate, to that at the next higher rate if that is less. The interval
+of a crossing is by inversion. It ends at the rates at which the upper and the lower limit of the share, each made
+monotone, cross the level. The interval of a ratio combines those of two crossings (MOVER, Zou and Donner 2008) with the
+correlation of their units. `tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of
+the bench's own runs (`misses.parquet` in the same folder).
 """
 
 from __future__ import annotations
@@ -135,10 +136,11 @@ def crossing(c: Counts, level: float) -> Estimate:
 
 
 def slope(c: Counts, level: float) -> Estimate | None:
-    """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None if there is no crossing.
+    """Estimate the slope of ln(share missed) against ln(rate) at the crossing; None if there is no crossing.
 
     The slope is taken between two rates: the nearest ones at least half an octave below and above the crossing. If
-    there is none on a side, the lowest or highest rate is used. Sign ">": nothing was missed at the lower of the two.
+    there is none on a side, the lowest or highest rate is used. The sign is ">" if nothing was missed at the lower of
+    the two.
     """
     bracket = _bracket(c, 1.0 - level)
     if bracket is None:
@@ -185,7 +187,7 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
 
 
 def nearest(c: Counts, share: float) -> int:
-    """Return the index of the rate nearest to the crossing, in octaves: the rate where misses rise above a share."""
+    """Find the crossing, where misses rise above a share; return the index of the rate nearest to it in octaves."""
     return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
 
 
@@ -242,11 +244,11 @@ def chance(e: Estimate) -> float:
 
 
 def flat(ours: Counts, theirs: Counts, level: float) -> bool:
-    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or their order changes near it.
+    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or their order changes nearby.
 
-    A curve is flat if the upper end of its slope's interval is below 2. The order of the two crossings is compared at
-    half, once and twice the share of misses that the level allows. A share counts only if both curves cross it.
-    Crossings within 1 % of each other are consistent with either order.
+    A curve is flat if its slope at the crossing is below 2, even at the upper end of the slope's interval. For the
+    order, crossings are compared at three levels: they allow half, once and twice the misses that `level` allows. A
+    level is skipped if either curve does not cross it. Crossings within 1 % of each other count as equal.
     """
     slopes = [slope(c, level) for c in (ours, theirs)]
     if any(s is not None and s.high is not None and s.high < STEEP for s in slopes):
@@ -259,7 +261,7 @@ def flat(ours: Counts, theirs: Counts, level: float) -> bool:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Adjust the p-values of several verdicts in one table, as each verdict is one of many comparisons (Holm 1979)."""
+    """Adjust the p-values of the verdicts in one table for multiple comparisons (Holm 1979)."""
     adjusted = [0.0] * len(ps)
     most = 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
@@ -288,10 +290,10 @@ def _residuals(c: Counts) -> Floats:
 
 
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
-    """Return the logarithms of the rate at which misses rise above a share, and of both ends of its interval.
+    """Return the logarithm of the rate at which misses rise above a share, and those of its interval's two ends.
 
-    -inf and inf represent values beyond the rates that were run. The interval's lower end is at most the highest of
-    these rates, and its upper end at least the lowest.
+    -inf and inf represent rates below and above all that were run. The interval's lower end is at most the highest of
+    the rates that were run, and its upper end is at least the lowest.
     """
     missed = shares(c)
     x, goal = np.log(c.rates_rps), math.log(share)
@@ -329,8 +331,8 @@ def _edge(at: float, c: Counts) -> float:
 def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
     """Return the indices of the two rates between which the slope at the crossing is taken; None without a crossing.
 
-    On either side it is the nearest rate at least half an octave from the crossing. If there is none, it is the lowest
-    or highest rate.
+    On each side of the crossing, the nearest rate at least half an octave away is taken. If there is no such rate, the
+    lowest or highest rate of all is taken.
     """
     at = _crossings(c, share)[0]
     if math.isinf(at):

@@ -127,9 +127,9 @@ def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
     """Judge two systems by their differences at three rates: return the joint verdict and its p-value.
 
-    At least two of the rates must be decided. Ahead at one rate and equal at another gives "ahead"; ahead at one and
-    behind at another gives "turns". If only one rate is "ahead" or "behind", its p-value is multiplied by the number of
-    rates (Bonferroni).
+    The verdict is undecided unless the differences at two rates or more are decided ("ahead", "behind" or "equal").
+    "Ahead" and "equal" together give "ahead"; "ahead" and "behind" together give "turns". If only one rate is "ahead"
+    or "behind", its p-value is multiplied by the number of rates (Bonferroni).
     """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
     ahead, behind = (

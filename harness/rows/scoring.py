@@ -150,7 +150,7 @@ def _known(value: float) -> float | None:
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics, and copy its counts.
 
-    All shares are over the window alone, without warm-up and drain.
+    All shares refer to the window alone, without warm-up and drain.
     """
     gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)

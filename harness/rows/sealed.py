@@ -42,7 +42,7 @@ class Facts(dict[str, Any]):
 
 
 def _told(where: str, value: Any) -> Any:
-    """Convert the tables within a value to Facts. Each gets its place in the file as `where`."""
+    """Convert a dict, or each dict within a list, to Facts. The `where` of each names its place in the file."""
     if isinstance(value, dict):
         return Facts(where, value)
     if isinstance(value, list):
@@ -66,9 +66,9 @@ def intact(path: Path, *, rows: bool) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an error of the block, which reads a file, into a UserError of one line that names the file.
+    """Turn an error that the block raises while reading a file into a UserError of one line that names the file.
 
-    FileNotFoundError passes unchanged. It also comes from a file on a network file system that was just replaced.
+    FileNotFoundError passes unchanged. A file on a network file system that was just replaced raises it too.
     """
     try:
         yield

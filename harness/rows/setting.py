@@ -26,8 +26,8 @@ def fidelities(kinds: Iterable[str]) -> str:
 def plans(origins: Iterable[str]) -> str:
     """Describe which requests planners saw when they made their plans.
 
-    Planners that know the window's own requests are used only for a bound. They are left out if other planners do not
-    know them.
+    Plans that know the window or the whole trace serve only as a bound. They are not mentioned if there are other plans
+    (held-out or prefix).
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()

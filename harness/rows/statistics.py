@@ -119,11 +119,11 @@ def held(curve: Curve, level: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The x at which a pooled curve crosses a level, and two numbers on the dips that the fit smooths over.
+    """The x at which a pooled curve crosses a level, and two numbers that describe the dips of the curve.
 
-    The first dip below the level would understate capacity, and the highest sampled rate that meets the level would
-    reward noise. So the crossing is that of the fit. `fails` is the easiest x below the level, and `dip` the deepest
-    dip below the fit.
+    The crossing is that of a non-increasing fit, which smooths over the dips. The first dip below the level would
+    understate capacity, and the highest sampled x that meets the level would reward noise. `fails` is the easiest
+    sampled x at which attainment is below the level. `dip` is the deepest dip below the fit.
     """
 
     at: Estimate

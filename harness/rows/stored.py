@@ -36,8 +36,8 @@ def unchanged(stamps: Mapping[str, Stamp], root: Path = Path()) -> bool:
 def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) -> Kind[pa.Table]:
     """Return the kind (`store.Kind`) of stored tables that have the columns of a form.
 
-    A table's footer stores the inputs from which it was made, except "rows". For that input, `rows` computes the value
-    from the table's path.
+    A table's footer stores the inputs from which the table was made, except the input "rows". The function `rows`
+    computes that input from the table's path.
     """
 
     def write(path: Path, table: pa.Table, inputs: Facts) -> None:

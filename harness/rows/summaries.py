@@ -100,9 +100,9 @@ def summary(
 
 
 class Bound(NamedTuple):
-    """An engine cap that limited more than a share `BINDS` of a system's steps at some rate, averaged over seeds.
+    """An engine cap that limited more than the share `BINDS` of a system's steps at some rate, as a mean over seeds.
 
-    A cap is a setting such as the most tokens or sequences of a step.
+    A cap is a setting such as the largest number of tokens or of sequences in a step.
     """
 
     cap: str  # the field of the spec

@@ -143,7 +143,7 @@ def _mean(sums: tuple[float, int]) -> float:
 
 
 class Tally:
-    """The sums over the requests of a run, added in order of arrival; `most` is the largest number of requests."""
+    """Sums over a run's offered requests, added in order of arrival. There is room to measure `most` requests."""
 
     def __init__(self, models: tuple[str, ...], window_s: float, most: int, definitions: Sequence[str]) -> None:
         self.models, self.window_s = models, window_s

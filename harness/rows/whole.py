@@ -67,8 +67,8 @@ def _namespace() -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. If the block succeeds, the new file replaces `path` in one rename.
 
-    Otherwise the temporary is removed. Raises UserError if another machine removed it, because its writer seemed dead.
-    Raises OSError if the disk refuses.
+    If the block fails, the temporary file or folder is removed. Raises UserError if another machine removed it earlier,
+    because its writer seemed dead. Raises OSError if the disk refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _nest(path) as nest:  # holds the new and, for a moment, the old
@@ -108,7 +108,7 @@ def _remove(nest: Path) -> None:
 
 
 def _into_place(nest: Path, path: Path) -> None:
-    """Rename the new file or folder in `nest` to `path`, in place of an old one.
+    """Rename the new file or folder in `nest` to `path`, where it replaces an old one.
 
     An old folder cannot be replaced in one step, so it is moved away first. For a moment `path` is absent; a reader
     then finds that the run is yet to be executed.
@@ -142,7 +142,7 @@ def sync(folder: Path) -> None:
 
 
 def clean(folder: Path, name: str = "*") -> None:
-    """Remove the temporary folders in a folder that killed writers of `name` left.
+    """Remove temporary folders of dead writers from a folder: those of files whose names match the pattern `name`.
 
     Raises UserError if the environment variable for the age is not a number of seconds.
     """

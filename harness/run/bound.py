@@ -274,10 +274,10 @@ def _needs(prices: Prices, jobs: Jobs, offered: I8, definition: str, end_s: floa
 
 
 def _mean(ends: tuple[F8, F8], once: float, each: float, other_once: float, other_each: float) -> F8:
-    """Return a lower bound of the mean, over contexts between `ends`, of the minimum of two lines.
+    """Return a lower bound on the mean, over the contexts between `ends`, of the lower of two lines.
 
-    The lines are `once + each x` and `other_once + other_each x` at context x. Their minimum is concave, so the mean of
-    its chord is a lower bound.
+    At a context of x tokens, the lines are `once + each x` and `other_once + other_each x`. Their minimum is concave,
+    so the mean of its chord is a lower bound.
     """
     first, last = (np.minimum(once + each * x, other_once + other_each * x) for x in ends)
     return 0.5 * (first + last)

@@ -51,10 +51,11 @@ class Crew:
         return len(self._idle) + len(self._busy)
 
     def each(self, work: Work, calls: Calls, left_out: Work = lambda *_: False) -> Iterator[tuple[Args, Any]]:
-        """Call `work`, a function of a module, in the workers; yield each call's arguments and answer when it ends.
+        """Call `work` in the workers; yield the arguments and the answer of each call when the call ends.
 
-        `calls` has a run's name and the arguments of each call. Just before a call would start, it is skipped if
-        `left_out` is true of its arguments. If a call raises, its error is raised after all processes have ended.
+        `work` is a function of a module. An item of `calls` has a run's name and the arguments of one call. A call is
+        skipped if `left_out` is true of its arguments just before it would start. If a call raises an error, all
+        processes are ended, and then the error is raised here.
         """
         queue = [*calls][::-1]
         try:

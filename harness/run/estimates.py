@@ -159,7 +159,7 @@ class Ahead:
         self._last, self._next_s = Left(0.0, None, None, 1.0), 0.0
 
     def order(self, tasks: Sequence[Task]) -> list[Task]:
-        """Move some tasks to the front: of each kind with unknown costs, the longest and the shortest task."""
+        """Move some tasks to the front: of each kind whose costs are unknown, the longest and the shortest task."""
         of: dict[CostKind, list[tuple[float, int]]] = {}
         for place, task in enumerate(tasks):
             if not self._costs.knows(kind := CostKind.of(task.spec)):

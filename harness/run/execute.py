@@ -39,9 +39,9 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
-    """Execute a run as `execute` does, and store its turns in the run's folder (turns.FILE).
+    """Execute a run as `execute` does, and store a table of its turns (turns.FILE) in the run's folder.
 
-    The facts of that file have the mean seconds of each model's loads on idle links, unless the engine has no cost
+    The table's footer also has the mean seconds of each model's loads on idle links, unless the engine has no cost
     table.
     """
     from harness.run import turns
@@ -145,7 +145,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
 def _rows(
     engine: engines.Engine, about: dict[str, Any], side: dict[str, Any], spent: Callable[[], Mapping[str, float]]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the engine's rows, then add to `about` and `side` the facts that are complete only after all rows."""
+    """Yield the engine's rows. After the last row, add the facts that are complete only then to `about` and `side`."""
     yield from engine.rows()
     if isinstance(engine, engines.Observed):
         about |= engine.about()

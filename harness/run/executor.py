@@ -29,11 +29,11 @@ class Executor(Protocol):
         """Accept tasks, most important first. Their runs are to be stored below `out`."""
 
     def as_completed(self, failed: Why) -> Iterator[Ended]:
-        """Yield each task that was executed with its failures, until all are done.
+        """Yield each executed task, with its failures, until all are done.
 
-        Tasks of systems in `failed` are left out, also if a system is added later. If the caller stops early or an
-        error occurs, all tasks end. Raises a run's own errors, and UserError if processes or machines are lost for
-        good.
+        Tasks of systems in `failed` are left out; the caller may add systems to `failed` meanwhile. If the caller stops
+        early or an error occurs, all tasks end. Raises a run's own errors, and UserError if processes or machines are
+        lost for good.
         """
 
     def shutdown(self) -> None:

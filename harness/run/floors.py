@@ -43,7 +43,7 @@ FLOORS: Mapping[str, Callable[[Cluster, int], dict[str, Gpus]]] = {"first-fit": 
 
 
 def _fitted(cluster: Cluster, ordered: Callable[[str, int], Sequence[Gpus]]) -> dict[str, Gpus]:
-    """Give each model the first place, in the order of `ordered`, with room for its weights and one longest request.
+    """Place each model on the first group of GPUs in `ordered` with room for its weights and one longest request.
 
     Raises UserError if no group has room for a model.
     """

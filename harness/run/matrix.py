@@ -1,9 +1,10 @@
-"""The matrix of systems and engines: "yes", or the names that an engine lacks, from the declarations of both.
+"""The matrix of systems and engines. A cell is "yes", or lists what the engine lacks for the system.
 
-The names in a cell are those for which `loop.replay.missing` refuses the pair. They are what a system `uses`, `hears`
-and has as `options`, without what the engine `can`, `tells` and `offers`. A pair without such names may still be
-impossible to run, because there is no cost table for a policy that asks for one, or too few GPUs. Its cell then has
-that reason. Names that no engine in real time has are in a column of their own.
+Systems and engines declare names: a system what it `uses` and `hears` and its `options`, an engine what it `can`,
+`tells` and `offers`. A cell lists the names of the system that the engine does not declare. For these,
+`loop.replay.missing` refuses the pair. A pair without such names may still be impossible to run, because there is no
+cost table for a policy that asks for one, or too few GPUs. Its cell then has that reason. Names that no engine in real
+time has are in a column of their own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ T = TypeVar("T")
 class Lack(NamedTuple):
     """The reason why a system with a preset does not run on an engine.
 
-    `names` lists what the engine lacks. If it is empty, `why` may have another reason. Both are empty if the pair runs.
+    `names` lists what the engine lacks. If nothing is lacking but the pair does not run, `why` has the reason. Both are
+    empty if the pair runs.
     """
 
     names: tuple[str, ...] = ()

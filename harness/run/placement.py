@@ -72,8 +72,7 @@ def check(places: Mapping[str, Gpus], setup: Setup, where: str) -> None:
 def _start(spec: Spec) -> Mapping[str, Gpus]:
     """Return the GPUs on which a system loads each model at its start.
 
-    If a model is loaded twice, they are the GPUs of its first load. Raises UserError if the system cannot start or its
-    policy fails.
+    If a model is loaded twice, its first load counts. Raises UserError if the system cannot start or its policy fails.
     """
     places: dict[str, Gpus] = {}
     try:
@@ -89,13 +88,17 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
 
 @lru_cache(64)
 def begun(spec: Spec) -> tuple[Action, ...]:
-    """Return the actions of a system at its start. Raises Infeasible, Unsupported, and Failed if its policy fails."""
+    """Return the actions of a system at its start.
+
+    Raises Infeasible if the system has no room, Unsupported if the engine lacks something, and Failed if the policy
+    fails.
+    """
     with blamed(spec):
         return started(Setup(spec))
 
 
 def started(setup: Setup, policy: System | None = None) -> tuple[Action, ...]:
-    """Return the actions of a run's policy, or of another one, at the start. The engine is made ready, then closed."""
+    """Return the start actions of `policy` (None: the run's own); make the engine ready for it, then close it."""
     engine = setup.engine
     with closing(engine):
         engine.ready()

@@ -59,8 +59,7 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 def lacking(spec: Spec, *, here: bool = False) -> str:
     """Say why a resolved spec cannot run: what the engine lacks, or why there is no room; "" if it can run.
 
-    With `here`, also name anything that this machine lacks to start the engine. Callers count no time for a spec that
-    cannot run. Raises Failed if the policy fails.
+    With `here`, also name anything that this machine lacks to start the engine. Raises Failed if the policy fails.
     """
     with blamed(spec):
         try:

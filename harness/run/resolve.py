@@ -94,8 +94,8 @@ def _sized(setup: Setup) -> Setup:
 def _holding(spec: Spec, needed: int) -> Setup:
     """Return the setup of a system that sets its own number of GPUs, and needs at least `needed` of them.
 
-    For a mix of GPU kinds, the setup has the fewest copies of the mix with which the system starts. If the system
-    starts with no number that is tried, the setup has the largest of these numbers.
+    For a mix of GPU kinds, copies of the mix are added until the system starts. If the system does not start with any
+    number that is tried, the setup has the largest of these numbers.
     """
     for gpus in islice(mix.counts(spec.gpu, needed), MOST_COPIES):
         setup = Setup(replace(spec, gpus=gpus))
@@ -192,7 +192,7 @@ def _contradict(spec: Spec, trace: Trace, models: Sequence[str]) -> None:
 
 
 def _windowed(spec: Spec, trace: Trace, plan: Origin) -> Spec:
-    """Return the spec with its scaling, window and warm-up set. What the spec leaves open, the trace decides.
+    """Return the spec with its scaling, window and warm-up set; the trace decides those that the spec leaves open.
 
     Raises UserError if the run would have too many requests to fit in memory.
     """
@@ -265,10 +265,10 @@ def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
 
 
 def _hold(setup: Setup) -> None:
-    """Raise UserError if a model alone does not fit on its GPUs, or the spec states more memory than there is.
+    """Raise UserError if a model alone does not fit on its GPUs, or if the spec states more memory than there is.
 
-    Each model has its own degree. The spec's `pool_bytes` may not exceed a GPU's memory, and its `host_bytes` may not
-    exceed a node's.
+    The model is taken at its own degree. The spec's `pool_bytes` may not exceed a GPU's memory, and its `host_bytes`
+    may not exceed a node's.
     """
     from harness.engines.costs import shapes
 

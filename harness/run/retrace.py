@@ -138,11 +138,11 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
 
 
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
-    """Return the seconds of a wait for weights or KV by the state of the transfer, and the transfer's bytes.
+    """Divide a wait for weights or KV by the state of its transfer: return the seconds by state, and the bytes.
 
     The states are: not yet asked for, waiting for memory, on links, and the fixed seconds at the end. For a wait for
-    weights, the transfer is the load to the instance of the request's batch. If there is no batch, it is the first load
-    of the model to end.
+    weights, the transfer is the load to the instance of the request's batch. If there is no batch, it is the load of
+    the model that ends first.
     """
     carriers = [x for x in transfers if x.asked_s < wait.end_s and not x.end_s <= wait.start_s]
     if wait.doing == "load":

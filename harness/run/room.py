@@ -72,9 +72,10 @@ def short_bytes(spec: Spec) -> int | None:
 def remedies(specs: Sequence[Spec]) -> list[Remedy]:
     """Return up to two changes that each give all specs room: one of memory, then one of the number of GPUs.
 
-    Each is the first that works, when changes are tried from the cheapest on. The order for memory is fixed. First, the
-    engine gets a larger share of a card. Then a step gets fewer tokens and sequences, because a process reserves memory
-    for them. Last come the bytes of a process other than weights, because they are a fact of the engine, not a choice.
+    For each, possible changes are tried from the cheapest on, and the first that works is returned. The order for
+    memory is fixed. First, the engine gets a larger share of a card. Then a step gets fewer tokens and sequences,
+    because a process reserves memory for them. Last come the bytes of a process other than weights, because they are a
+    fact of the engine, not a choice.
     """
     cheapest = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):

@@ -142,11 +142,11 @@ class Setup:
 
     @cached_property
     def settings(self) -> servers.Settings:
-        """The settings of the servers: those in the spec, else those of its host profile's release on these cards.
+        """The settings of the servers: the spec's own values, and for the rest those of the host profile's release.
 
-        For a mix of GPU kinds, each setting is the least over the kinds. Real servers, and a machine that was measured
-        as a whole, get the bench's own settings. If the spec states `mem_fraction`, the bytes of a process are computed
-        from the parts of the process.
+        A release's settings depend on the card; for a mix of GPU kinds, each setting is the least over the kinds. Real
+        servers, and a machine that was measured as a whole, get the bench's own settings instead of a release's. If the
+        spec states `mem_fraction`, the bytes of a process are computed from the parts of the process.
         """
         spec = self.spec
         if fields.asked(spec.engine).name != SIMULATOR or self.measured:
@@ -230,9 +230,9 @@ class Setup:
     def base_gpu(self, asked: str = "") -> str:
         """Return the kind of GPU for the latencies of a model alone, which an SLO multiplies.
 
-        It is `asked`, if given, or else the run's kind. For a mix it is the first kind on which each model fits with
-        one longest request. Raises UserError for an unknown kind, and if no kind of a mix is large enough. Also raises
-        it if the engine or the cost table has another kind than `asked`.
+        The kind is `asked`, if given, or else that of the run. For a mix it is the first kind on which each model fits
+        with one longest request. Raises UserError for an unknown kind, and if no kind of a mix is large enough. Also
+        raises UserError if `asked` is not the kind of the cost table, or of an engine other than the simulator.
         """
         spec = self.spec
         if asked:
@@ -405,8 +405,8 @@ class Setup:
 def _serving(cluster: Cluster, block_tokens: int) -> None:
     """Raise Infeasible if KV memory is too small for a model's longest request. The message has the length that fits.
 
-    A server would not start then. Each model is considered alone, on GPUs with the most memory, at the degree that
-    leaves room for the most tokens.
+    A server would not start with so little memory. Each model is considered alone, on GPUs with the most memory, at the
+    degree that leaves room for the most tokens.
     """
     most = max(gpu.mem_bytes for gpu in cluster.gpus)
     for name, model in cluster.models.items():

@@ -13,13 +13,13 @@ MOST = 1_000_000
 
 
 class Shard(NamedTuple):
-    """One of several parts of a study's work: shard `number`, counted from 1, of `of` shards."""
+    """One of `of` independent parts of a study's work; `number` says which one, counted from 1."""
 
     number: int
     of: int
 
     def part(self, items: Iterable[T], key: Callable[[T], str]) -> list[T]:
-        """Return this shard's items: every `of`-th in order of their keys' hashes, so that shards are of equal size."""
+        """Return this shard's items: every `of`-th in the order of key hashes, so that shards have equal sizes."""
         by_hash = sorted(items, key=lambda item: sha256(key(item).encode()).digest())
         return by_hash[self.number - 1 :: self.of]
 

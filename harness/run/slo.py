@@ -42,7 +42,7 @@ class SloTarget(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """The rule; a file of classes in it is named by the hash of its content."""
+        """The rule as text; a file of classes in the rule is named by the hash of its content."""
         return str(by_content({"slo": self.rule})["slo"])
 
     @property
@@ -123,7 +123,7 @@ def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
 
 
 def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
-    """List the distinct targets of pairs (target, run), each with its rule, seconds, and the runs it judged."""
+    """List the distinct targets of pairs (target, run), each with its rule, its seconds and the runs that it judged."""
     targets: dict[str, dict[str, Any]] = {}
     for under, run in pairs:
         about = {"rule": under.rule, "seconds": under.seconds}

@@ -74,7 +74,7 @@ def tree(*packages: str) -> str:
 
 
 def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> str:
-    """Return the hash of files. Each counts by name and meaning; files that a user named (`asked`), by meaning."""
+    """Return a hash of files: of names and meanings, but of the meaning alone for files that a user named (`asked`)."""
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
     for name, digest in sorted(meaning.as_before({(name, meaning.digest(path)) for name, path in pairs})):

@@ -101,9 +101,9 @@ def sweep(
     `later` is the number of requests in further sweeps that may follow (inf: no bound). With `into`, runs that have no
     folder yet are stored in parts of that partition (`rows/parts.py`).
 
-    If a system's policy fails, its other runs are skipped, and Failed is raised after the runs of all other systems.
-    Also raises UserError, and an engine's own errors; finished runs stay stored. Within `stored_only`, Missing is
-    raised before anything is executed.
+    If a system's policy fails, the system's remaining runs are skipped, and Failed is raised after the runs of all
+    other systems. Also raises UserError, and an engine's own errors; finished runs stay stored. Within `stored_only`,
+    Missing is raised before anything is executed.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -178,7 +178,7 @@ def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float
 def _executed(
     todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why, ahead: Ahead
 ) -> Iterator[Ended]:
-    """Yield each task that was executed with its failures. Tasks of systems in `failed`, which may grow, are left out.
+    """Yield each executed task, with its failures. Leave out tasks of systems in `failed`, to which the caller may add.
 
     If the simulator is not compiled, this process first compiles it, so that workers find it compiled. Tasks of
     exclusive engines are executed in this process, one by one, after all workers have ended.
@@ -228,7 +228,7 @@ def part_order(run: str | Path) -> str:
 
 
 class Batches:
-    """Runs on their way into parts. Each is executed into a folder; a part is written when it is complete."""
+    """Runs to be stored in parts. Each is executed into a folder; a part is written when all its runs have ended."""
 
     def __init__(self, into: Partition, out: Path) -> None:
         self._into, self._out = into, out
@@ -240,7 +240,7 @@ class Batches:
         return name.rpartition("-")[2][: self._into.digits], name
 
     def waiting(self, todo: Iterable[Task]) -> set[Task]:
-        """Return the tasks whose complete runs a killed call left in the folder of staged runs."""
+        """Return the tasks that need no execution, because an earlier, killed call left their complete runs staged."""
         return {task for task in todo if not self._apart(task) and current(task, self._staged)}
 
     def _apart(self, task: Task) -> bool:
@@ -250,8 +250,8 @@ class Batches:
     def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
         """Execute tasks, and yield each once its run is stored: in its own folder if it has one, else in a part.
 
-        Complete runs that a killed call left in the folder of staged runs are not executed again. That folder has at
-        most `parts.MANY` runs, plus those of one part, at a time.
+        A task is not executed if an earlier call, which was killed, left its complete run in the folder of staged runs.
+        That folder has at most `parts.MANY` runs, plus those of one part, at a time.
         """
         parts.clean(self._into, self._out)
         self._tidied({task.folder for task in todo})
@@ -268,7 +268,7 @@ class Batches:
         parts.dismissed(self._staged)
 
     def _tidied(self, wanted: AbstractSet[str]) -> None:
-        """Remove staged folders of runs that parts already have; a call killed in between leaves such folders."""
+        """Remove staged folders of runs that parts already have. A call leaves some if it is killed at that point."""
         for run in self._staged.glob("*-*"):
             if run.name not in wanted and record.exists(self._out / run.name):
                 shutil.rmtree(run)

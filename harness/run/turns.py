@@ -25,8 +25,9 @@ FILE = record.TURNS
 class Turns:
     """A log (`recorder.Log`) of a run's turns, loads and refused orders; times are from the window's start.
 
-    `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` lists, in
-    sequence, the events of orders that the engine refused for now: time, action, fate and reason.
+    `rows` has a row for each turn on GPUs that ended after at least one step. `loads` counts the loads that the policy
+    asked for. `orders` lists, in order of time, what happened to orders that the engine refused at first. An item has
+    the time, the action, its fate (refused, issued or withdrawn) and the reason.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Turns:
 def load_s(
     loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return for each model the mean seconds of its loads: the fixed part, and the copy of weights on idle links.
+    """Return each model's mean seconds of a load on idle links: the fixed part, and the copy of weights.
 
     The copy is from host memory, or from the disk if the load starts there.
     """
