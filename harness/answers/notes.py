@@ -65,7 +65,7 @@ def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False)
 
 
 def failures(failed: Mapping[str, str]) -> list[str]:
-    """List the systems that left a comparison because their policy failed; each line has the failure."""
+    """Return a line for each system that left a comparison because its policy failed: the label and the failure."""
     return [f"{label}: {why}" for label, why in failed.items()]
 
 

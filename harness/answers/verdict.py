@@ -146,10 +146,10 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 def _turns(
     table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
-    """Yield a clause on the other usual level at which a lead shrinks most, or is reversed.
+    """Yield a clause on another usual level at which a lead shrinks most, or is reversed.
 
-    A lead at the comparison's level is the subject's over another system, or another system's over the subject. Yield
-    nothing if all leads stay above the factor `pooled.NEAR` at all levels.
+    Leads are those at the comparison's level, of the subject over another system or of another system over the subject.
+    Yield nothing if all leads stay above the factor `pooled.NEAR` at all levels.
     """
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:
