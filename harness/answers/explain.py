@@ -113,8 +113,9 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on a run: its validity (on real servers), failed requests, wake-ups, and the server of each model.
+    """Yield lines on a run: whether it is valid, its failed requests, and the server of each model.
 
+    Only runs on real servers are judged valid or not. Some stored runs also state how many servers woke by themselves.
     A fact that the run lacks has no line.
     """
     if validity := about.get("verdict"):

@@ -169,7 +169,7 @@ def _day(usd_hour: float | None) -> str:
 
 
 def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
-    """Return the reason why a strategy fails on the largest number of GPUs tried below its answer, `gpus`.
+    """Return the reason why a strategy fails on the largest number of GPUs that was tried below `gpus`, its answer.
 
     `gpus` is None for a strategy without an answer. Then the reason says why its search ended, or why the strategy
     fails on the most GPUs tried.

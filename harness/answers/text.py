@@ -325,8 +325,8 @@ def _each_seed(rows: pa.Table, name: str, about: About) -> str:
 def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
     """Render a value x of the axis, and at x the attainment and the numbers of loads, evictions and moves of weights.
 
-    Attainment and numbers are means over seeds. x is the largest sampled value that is not above the result of
-    `_telling`. If that result is None, x is the largest sampled value.
+    Attainment and numbers are means over seeds. The value x is the largest sampled one that is not above the result of
+    `_telling`. If that result is None, it is the largest of all.
     """
     curves = {d: by_window.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))

@@ -34,10 +34,10 @@ FLAT = {  # words for differences at three rates
 def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
     """Return the answer of a comparison as a sentence; None if no contestant fits and has valid runs.
 
-    It says up to which rate the subject meets the level, and which systems serve more or less. It also names another
-    level at which this order changes. Only contestants that fit and have valid runs count. At a single rate the
-    sentence compares attainment. If a curve is flat at the level, or the order changes near it, it compares attainment
-    at three rates.
+    It says up to which rate the subject meets the level, and which systems serve more or less. If a lead is reversed or
+    nearly vanishes at another usual level, the sentence names that level. Only contestants that fit and have valid runs
+    count. At a single rate the sentence compares attainment. If a curve is flat at the level, or the order changes near
+    the level, it compares attainment at three rates.
     """
     rivals = [system for system in shown.systems if system.judged]
     if not rivals:

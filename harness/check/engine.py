@@ -366,7 +366,10 @@ def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
 
 
 def refusals(trial: Trial) -> Iterator[Breach]:
-    """Check that impossible actions, and no others, come back as Done(failed) with a reason."""
+    """Check that impossible actions, and no others, come back as Done(failed) with a reason.
+
+    The script `swapped` is an exception: its loads and evictions may be refused.
+    """
     failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
     if trial.case.script is not refused:
         # the script `swapped` evicts models that are out, and loads models that are leaving

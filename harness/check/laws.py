@@ -314,9 +314,9 @@ def blind(trial: Trial) -> Iterator[Breach]:
 def otherwise(until: Trial) -> Jobs:
     """Return a workload with the same past as a stopped trial, and another future.
 
-    Requests that had not arrived come later and in reversed order. Requests that had not ended get an output length
-    that they had not reached yet. Those that had ended keep theirs. If the system reads true output lengths, no length
-    changes.
+    Requests that had not arrived come later, and their models, prompts and gaps come in reversed order. Requests that
+    were not done get a new output length, above the number of tokens that they had made. Requests that were done keep
+    theirs. If the system reads true output lengths, no length changes.
     """
     jobs, n = until.jobs, until.seen
     model, prompt, output = jobs.model.copy(), jobs.prompt_tokens.copy(), jobs.output_tokens.copy()

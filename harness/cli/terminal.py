@@ -243,5 +243,5 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
 
 
 def _stage(phase: str) -> str:
-    """Return the stage to which a phase belongs: the phase's name before its comma, which a round's number follows."""
+    """Return the stage to which a phase belongs: the part of the phase's name before a comma and a round's number."""
     return phase.partition(",")[0]

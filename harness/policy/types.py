@@ -125,7 +125,7 @@ class Jobs:
         return tuple(getattr(self, field.name) for field in fields(self)[1:-1])
 
     def part(self, begin: int, end: int) -> Jobs:
-        """Return the requests from index `begin` to before `end`, without prefixes and the links of closed loops."""
+        """Return the requests with indices from `begin` to `end` - 1, without prefixes and links of closed loops."""
         return Jobs(self.models, *(rows[begin:end] for rows in self.columns[:6] if rows is not None))
 
     def first(self, n: int) -> Jobs:

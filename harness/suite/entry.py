@@ -208,7 +208,7 @@ def _runs_at(rows: Any, x: float) -> Sequence[str]:
 
 
 def never(measured: Measured) -> int:
-    """Count the requests of all runs that failed or were dropped."""
+    """Count the failed and the dropped requests of all runs."""
     counts = (record.meta(measured.folder.parent / run)["counts"] for run in measured.about.runs)
     return sum(each.get("failed", 0) + each.get("dropped", 0) for each in counts)
 
