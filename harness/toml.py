@@ -52,7 +52,7 @@ MOST_LISTED = 12  # keys
 
 
 class _Table:
-    """An annotation for a tuple of pairs that is a table in a file.
+    """An annotation for a tuple of pairs; the file has a table in place of the tuple.
 
     A pair is (key, value) or (key, value, value, ...).
     """

@@ -45,7 +45,7 @@ def departures(rows: pa.Table) -> list[str]:
 
 
 def invalid(rows: pa.Table) -> list[str]:
-    """List the labels whose runs on real servers are not valid; each line has the reason."""
+    """Return a line for each label whose runs on real servers are invalid: the label and the reason."""
     return [f"invalid: {label}: {why}" for label, why in summaries.invalid(rows).items()]
 
 

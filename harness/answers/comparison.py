@@ -92,7 +92,7 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
 def _loose(measured: Measured) -> Iterator[str]:
     """Yield a warning if an SLO allows so long a TTFT that hardly any request can miss it.
 
-    Only SLO rules based on a P95 are checked: it may have been measured on an overloaded GPU, past the knee.
+    Only SLO rules based on a P95 are checked: that P95 may have been measured on an overloaded GPU, past the knee.
     """
     limits = [(ttft_s, model) for model, (ttft_s, _) in (measured.target.seconds or {}).items()]
     most_s, model = max(limits, default=(0.0, ""))
@@ -113,8 +113,8 @@ def _seeds(measured: Measured) -> str:
 def _prefix_cache(measured: Measured) -> str:
     """Say whether the engine caches prefixes.
 
-    If the trace has no ids of prompt blocks, return an empty string, or that reason if the study asks for a prefix
-    cache.
+    A trace may have no ids of prompt blocks, so that no prefix can be cached. Then say so if the study asks for a
+    prefix cache, and otherwise return an empty string.
     """
     spec = measured.reference
     if spec.prefix_cache is None:
@@ -219,7 +219,7 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
     """Render a system's value in a column.
 
-    With `spread`, add the interval, but only in columns in which high values, or low ones, are better.
+    With `spread`, add the interval. No interval is added in columns in which neither high nor low values are better.
     """
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 

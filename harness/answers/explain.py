@@ -74,8 +74,8 @@ def request(
     """Yield lines about one request: its SLO, the causes of a miss, its timeline, and its time by cause.
 
     `parts` are the consecutive parts of the timeline. If they are not known, only the stamps of arrival, admission,
-    first token and end are shown. `made_ns` is the time at which the engine made the first token; None: as the row has
-    it.
+    first token and end are shown. `made_ns` is the time at which the engine made the first token. If it is None, the
+    row's `first_ns` is shown.
     """
     q = row_of(table, rid)
     rows = requests.rows(table.slice(rid, 1))
@@ -113,8 +113,9 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on a run: its validity (on real servers), failed requests, wake-ups, and the server of each model.
+    """Yield lines on a run: whether it is valid, its failed requests, and the server of each model.
 
+    Only runs on real servers are judged valid or not. Some stored runs also state how many servers woke by themselves.
     A fact that the run lacks has no line.
     """
     if validity := about.get("verdict"):

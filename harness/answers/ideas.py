@@ -40,8 +40,8 @@ class Idea(NamedTuple):
     def wins(self) -> str:
         """Return "yes", "no" or "open": whether the idea wins in its world.
 
-        It is "yes" if the idea is ahead of all systems that fit. It is "no" if the idea does not fit, or if some system
-        is equal to it, or ahead of it even at a single rate.
+        It is "yes" if the idea is ahead of all systems that fit. It is "no" if the idea does not fit. It is also "no"
+        if some system is equal to the idea, or is ahead of the idea at one or more rates.
         """
         sides = {s.says.split()[0].strip(",") for s in self.others.values() if s.says != NO_ROOM}
         if self.rates[self.system] is None or sides & {"behind", "equal", "turns"}:

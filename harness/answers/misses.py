@@ -36,8 +36,8 @@ def table(rows: Sequence[Misses], by: str, *, every: bool = True) -> Table:
     """Return the table of misses, with a note on what its columns mean.
 
     There is a row for each system or, if `by` is "rate", for each rate. Rates come in rising order, systems by rising
-    share of misses. Without `every`, a cause gets a column only if some row has more than the share LEAST of its
-    seconds from that cause.
+    share of misses. A cause has a column if it takes more than the share LEAST of the seconds in some row. With
+    `every`, it has a column if it takes any time.
     """
     least = 0.0 if every else LEAST
     shown = [wait for wait in WAITS if any(row.ns.get(wait, 0) > least * sum(row.ns.values()) for row in rows)]

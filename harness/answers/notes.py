@@ -65,7 +65,7 @@ def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False)
 
 
 def failures(failed: Mapping[str, str]) -> list[str]:
-    """List the systems that left a comparison because their policy failed; each line has the failure."""
+    """Return a line for each system that left a comparison because its policy failed: the label and the failure."""
     return [f"{label}: {why}" for label, why in failed.items()]
 
 
@@ -118,7 +118,7 @@ def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
 
 
 def idle(measured: Measured, shown: Summary) -> list[str]:
-    """List the systems that left GPUs without a request in some run at the rate shown, one line each.
+    """Return a line for each system that left at least one GPU without a request in every run at the rate shown.
 
     Warm-up and drain are included. Only GPUs that prefilled a request count as used, because rows do not tell where a
     moved request decodes. If requests moved, the line says "prefilled" in place of "served".

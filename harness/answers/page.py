@@ -198,7 +198,7 @@ def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
 def _seconds(about: About) -> str:
     """Return the limits on TTFT and TPOT of each model.
 
-    If all models have the same limits, these are stated once. The text is empty if several SLOs judge the study.
+    If all models have the same limits, these are stated once. The text is empty if the study has several SLOs.
     """
     judges = about.judges
     seconds = slos.target_of(judges[0]).seconds if len(judges) == 1 else None

@@ -54,7 +54,7 @@ def parts(about: About, table: pa.Table, standings: Standings, *, every: bool) -
 
 
 def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
-    """Return the standings of a pair of systems, on those of the panels on which both ran."""
+    """Return the standings of a pair of systems, one for each of `panels` on which both ran."""
     ours, theirs = pair
     keys = ((panel["condition"], ours, theirs) for panel in panels)
     return [standings[key] for key in keys if key in standings]

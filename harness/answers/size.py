@@ -64,7 +64,7 @@ def sentence(sized: Sized) -> str:
 
 
 def _share(verdict: Outcome, word: str = "") -> str:
-    """Return the model with the lowest attainment, `word`, and that attainment: `m least, 98.7 %`."""
+    """Return in words the model with the lowest attainment, then `word`, then that attainment: `m least, 98.7 %`."""
     name, share = verdict.worst
     return " ".join(filter(None, (name, word, f"{100 * share:.1f} %")))
 
@@ -169,9 +169,10 @@ def _day(usd_hour: float | None) -> str:
 
 
 def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
-    """Return the reason why a strategy fails on the largest number of GPUs tried below its answer, `gpus`.
+    """Return the reason why a strategy fails on the largest number of GPUs that was tried below `gpus`, its answer.
 
-    If `gpus` is None, it has no answer: return why the search ended, or why it fails on the most GPUs tried.
+    `gpus` is None for a strategy without an answer. Then the reason says why its search ended, or why the strategy
+    fails on the most GPUs tried.
     """
     if gpus is not None:
         below = curve.below(gpus)
@@ -198,7 +199,7 @@ def _cut(text: str, most: int = 64) -> str:
 def lines(of: Words, homes: int) -> Iterator[str]:
     """Yield all lines to print, the answer first.
 
-    The last `homes` facts are about one GPU each. At most MOST_HOMES of these are printed.
+    Each of the last `homes` entries of `of.facts` is about one GPU. At most MOST_HOMES of these entries are printed.
     """
     yield from (of.sentence, of.setting, "", *aligned(of.cells, WIDTH), "")
     most = len(of.facts) - max(0, homes - MOST_HOMES)
@@ -402,7 +403,7 @@ def _tried(verdict: Outcome, target: float) -> dict[str, Any]:
 
 
 def why(reason: Why) -> Iterator[str]:
-    """Yield which limit binds, the cheapest confirmed change, a table of misses by model, and a table of changes.
+    """Yield lines: the limit that binds, the cheapest confirmed change, misses by model, and a table of changes.
 
     All these changes were run.
     """

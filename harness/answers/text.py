@@ -88,7 +88,7 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
 
 
 def _answer(cells: str, standings: Standings) -> Iterator[str]:
-    """Yield a line that says which other systems each system is ahead of, equal to or behind on most panels.
+    """Yield a line that says, for each system, which others it is ahead of, equal to or behind on most panels.
 
     The line also names the systems against which there is no verdict. A panel of a single window has no interval, so it
     has no verdict and does not count.
@@ -325,7 +325,8 @@ def _each_seed(rows: pa.Table, name: str, about: About) -> str:
 def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
     """Render a value x of the axis, and at x the attainment and the numbers of loads, evictions and moves of weights.
 
-    Attainment and numbers are means over seeds. The value is the largest sampled one up to the result of `_telling`.
+    Attainment and numbers are means over seeds. The value x is the largest sampled one that is not above the result of
+    `_telling`. If that result is None, it is the largest of all.
     """
     curves = {d: by_window.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))
@@ -393,7 +394,7 @@ def _parts(shown: Shown) -> list[Ablation]:
 def _claims(shown: Shown) -> Iterator[str | Table]:
     """Yield the number of claims of each class.
 
-    If the paper has few numbers, a table lists them beside the results here. With `every`, all claims are listed.
+    If the paper has few numbers, yield a table of these numbers and the results here. With `every`, yield all claims.
     """
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     stated = [claim for claim in claims.claims_of(shown.about) if claim.paper is not None]

@@ -34,10 +34,10 @@ FLAT = {  # words for differences at three rates
 def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
     """Return the answer of a comparison as a sentence; None if no contestant fits and has valid runs.
 
-    It says up to which rate the subject meets the level, and which systems serve more or less. It also names another
-    level at which this order changes. Only contestants that fit and have valid runs count. At a single rate the
-    sentence compares attainment. If a curve is flat at the level, or the order changes near it, it compares attainment
-    at three rates.
+    It says up to which rate the subject meets the level, and which systems serve more or less. If a lead is reversed or
+    nearly vanishes at another usual level, the sentence names that level. Only contestants that fit and have valid runs
+    count. At a single rate the sentence compares attainment. If a curve is flat at the level, or the order changes near
+    the level, it compares attainment at three rates.
     """
     rivals = [system for system in shown.systems if system.judged]
     if not rivals:
@@ -146,10 +146,10 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 def _turns(
     table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
-    """Yield a clause on the other usual level at which a lead shrinks most, or is reversed.
+    """Yield a clause on another usual level at which a lead shrinks most, or is reversed.
 
-    A lead at the comparison's level is the subject's over another system, or another system's over the subject. Yield
-    nothing if all leads stay above the factor `pooled.NEAR` at all levels.
+    Leads are those at the comparison's level, of the subject over another system or of another system over the subject.
+    Yield nothing if all leads stay above the factor `pooled.NEAR` at all levels.
     """
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:

@@ -26,7 +26,7 @@ class Ablation(NamedTuple):
 
 
 def parts(about: About, table: pa.Table, switched: Sequence[Ablation]) -> Iterator[str | Table]:
-    """Yield one row per panel, one column per ablated part; '?' marks intervals that cover 0."""
+    """Yield one row per panel and rate, one column per ablated part; '?' marks intervals that cover 0."""
     definition, first = about.definitions[0], about.systems[0]
     yield (
         f"{definition.upper()} attainment (SLO {about.slo}, {about.panels[0]['models']}) with all parts, and the "
@@ -54,7 +54,7 @@ def parts(about: About, table: pa.Table, switched: Sequence[Ablation]) -> Iterat
 
 
 def _places(about: About, table: pa.Table, whole: Mapping[Place, Any]) -> Iterator[str]:
-    """Name the trace of each panel, its half if it has one, and the rate that was offered there."""
+    """Name for each row its panel's trace, the half of the trace if the panel has one, and the offered rate."""
     panels = {panel["condition"]: panel for panel in about.panels}
     for condition, x in whole:
         panel = panels[condition]

@@ -85,7 +85,10 @@ def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
 
 
 def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
-    """Return every case by name, with `size` times the requests and the duration of its shortest form."""
+    """Return every case by name.
+
+    `size` multiplies the number of requests and the duration of each case; 1 gives its shortest form.
+    """
     three, n = _models(3), 32 * size
     two, tight = Config(three, gpus=2), _tight(_models(3, max_tokens=2048), gpus=2, requests=3)
 

@@ -37,8 +37,8 @@ def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str
     """Return the subjects of a system's trials by key; the keys are the same in every process.
 
     A subject is a system with given settings in a case. Short cases are tried with the defaults, with each preset, and
-    with the other values of tuned choices. Long cases (`quick=False`) are tried with the defaults alone: all presets
-    share the file's code, and eight of them would take ten minutes.
+    with the other values of tuned choices (`others`). Long cases (`quick=False`) are tried with the defaults alone. All
+    presets share the file's code, and long trials of eight presets would take ten minutes.
     """
     make = system.find(name)
     sizes = [(0, 1)] if quick else [(0, 1), *((seed, LONG) for seed in range(1, SEEDS + 1))]
@@ -77,7 +77,10 @@ def check(
     twice: bool = True,
     reached: Reached | None = None,
 ) -> list[Failure]:
-    """Return the failures of a system, at most one for each law: the first breach, shrunk. Empty if it conforms.
+    """Return the failures of a system, at most one for each law; empty if the system conforms.
+
+    Of all breaches of a law, only the first one found is reported. If a trial broke the law, its workload is cut to as
+    few of its first requests as still break the law.
 
     `name` is the system's name or path. `only` names the one law to test, `case` the one case. `twice` runs all trials
     again in a second process, for the law "deterministic". Without it that law is not tested, and a short check takes
@@ -110,7 +113,7 @@ Start = Callable[[IO[bytes]], subprocess.Popen[bytes]]  # starts a process that 
 def _broken(
     trials: Mapping[str, Subject], laws: set[str], reached: Reached | None, second: Start | None
 ) -> Iterator[tuple[str, str, Breach, str | None]]:
-    """Run the trials, and yield (law, place, first breach, case) of each broken law.
+    """Run the trials, and yield (law, place, breach, case) once for each broken law, with the first breach found.
 
     The case is None if the breach does not belong to one case. `second` starts the second process for the law
     "deterministic"; if it is None, that law is not tested.
@@ -148,10 +151,11 @@ def _broken(
 
 
 def _breaches(subject: Subject, trial: Trial, laws: set[str]) -> Iterator[tuple[str, str, Breach]]:
-    """Yield (law, place, breach) for each of `laws` that the trial breaks.
+    """Yield (law, place, breach) once for each of `laws` that the trial breaks.
 
-    Each breach is the first one, on the shortest workload that still breaks the law. If the trial took too long, the
-    workload is not shortened.
+    The workload is first cut to as few of its first requests as still break the law (`shrunk`). The breach is the first
+    one in a trial of these requests. If the trial took too long, the workload is not cut, and the breach is the first
+    one in the trial itself.
     """
     for law, of_trial in TRIAL_LAWS.items():
         for breach in islice(of_trial(trial) if law in laws else (), 1):
@@ -161,9 +165,9 @@ def _breaches(subject: Subject, trial: Trial, laws: set[str]) -> Iterator[tuple[
 
 
 def shrunk(subject: Subject, law: Callable[[Trial], Iterator[Breach]], broken: Breach) -> tuple[int, Breach]:
-    """Find by bisection the fewest first requests of a workload that still break a law.
+    """Find by bisection the least n for which the first n requests of a workload still break a law.
 
-    Return their number, and the breach that they cause.
+    Return n, and the first breach in a trial of these requests.
     """
     low, high = 0, len(subject.case.jobs)
     while low < high:

@@ -199,7 +199,7 @@ def _looked_at_requests(event: Event, view: View, n: int) -> Iterator[tuple[str,
 
 
 def inert(name: str) -> Iterator[Breach]:
-    """Check that an engine can be made and read, and closed twice, without a call of `ready`.
+    """Check that without a call of `ready` an engine can be made, its fields can be read, and it can be closed twice.
 
     Its fields must have allowed values, and making it must start no process.
     """
@@ -337,9 +337,10 @@ def memory(trial: Trial) -> Iterator[Breach]:
 def capacity(trial: Trial) -> Iterator[Breach]:
     """Check from token times alone that the KV of all requests that run at the same time fits in memory.
 
-    A model's KV must fit its Limit. All KV, with the weights of the models that have any, must fit the GPU's memory.
-    From its first token to its last, a request needs KV for its prompt and for all its tokens but the newest. Requests
-    that were preempted are left out. So are runs on real servers, which may preempt requests without reporting it.
+    A model's KV must fit its Limit. The KV of all models, plus the weights of each model that has KV, must fit the
+    memory of all GPUs. From its first token to its last, a request needs KV for its prompt and for all its tokens but
+    the newest. Requests that were preempted are left out. Runs on real servers are left out too, because a server may
+    preempt requests without reporting it.
     """
     models, have = trial.engine.cluster.models, sum(gpu.mem_bytes for gpu in trial.engine.cluster.gpus)
     held = dict.fromkeys(models, 0)
@@ -365,7 +366,10 @@ def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
 
 
 def refusals(trial: Trial) -> Iterator[Breach]:
-    """Check that impossible actions, and no others, come back as Done(failed) with a reason."""
+    """Check that impossible actions, and no others, come back as Done(failed) with a reason.
+
+    The script `swapped` is an exception: its loads and evictions may be refused.
+    """
     failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
     if trial.case.script is not refused:
         # the script `swapped` evicts models that are out, and loads models that are leaving
@@ -453,7 +457,7 @@ LAWS: Mapping[str, str] = {law: inspect.getdoc(f) or "" for law, f in {**OF_ENGI
 
 
 def check(name: str, *, only: str | None = None, case: str | None = None) -> list[Failure]:
-    """Return the failures of an engine, at most one for each law: the first breach. Empty if it conforms.
+    """Return the failures of an engine: for each law that it breaks, the first breach found. Empty if it conforms.
 
     `name` is the engine's name or path. `only` names the one law to test, `case` the one case. Raises UserError if
     there is no such engine, law or case, or if something that the engine needs is missing.

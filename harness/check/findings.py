@@ -12,7 +12,7 @@ from harness.policy.types import UserError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A law that a system or an engine breaks: what breaks it, at which decision, and the command that repeats it."""
+    """A law that a system or an engine breaks, with the breach, its decision, and the command that repeats it."""
 
     law: str
     message: str

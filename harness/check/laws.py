@@ -71,7 +71,7 @@ def _fields(make: Any, takes: Mapping[str, Domain], text: str, source: str) -> I
 
 
 def _built(make: Any) -> Iterator[Breach]:
-    """Yield a breach for each preset that does not build a system, or builds one with unknown `hears` or `uses`."""
+    """Yield a breach for each preset that does not build a system, or whose `hears` or `uses` has an unknown name."""
     for preset in (None, *make.presets):
         try:
             policy = subject(make, preset, "calm", cases()["calm"]).assemble()[0]
@@ -214,9 +214,10 @@ def served(trial: Trial) -> Iterator[Breach]:
 
 
 def idle(trial: Trial) -> Iterator[Breach]:
-    """Check that no request waits long for a load while GPUs for its model are empty.
+    """Check that no request waits longer than `transfers_s` for a load while GPUs for its model are empty.
 
-    A system that quotes a rule by which it leaves GPUs empty (`leaves_idle`) is exempt.
+    Cases in which actions are refused or decisions take time are exempt. So is a system that quotes a rule by which it
+    leaves GPUs empty (`leaves_idle`).
     """
     case = trial.subject.case
     if trial.error or case.refuse or case.decision_s or rule(trial.subject.make, trial.subject.preset):
@@ -247,8 +248,8 @@ def idle(trial: Trial) -> Iterator[Breach]:
 def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
     """Return the seconds to transfer the weights of all models over one link, one after another.
 
-    The slowest way to load that `uses` declares is assumed. If `uses` declares none, it is the way from host memory.
-    Fixed costs of a load are left out.
+    The time is that of the slowest way to load that `uses` declares. If `uses` declares none, it is the time of the way
+    from host memory. Fixed costs of a load are left out.
     """
     ladder, models = quantities.ladder(cluster.gpus[0].kind), cluster.models
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]
@@ -313,9 +314,9 @@ def blind(trial: Trial) -> Iterator[Breach]:
 def otherwise(until: Trial) -> Jobs:
     """Return a workload with the same past as a stopped trial, and another future.
 
-    Requests that had not arrived come later and in reversed order. Requests that had not ended get an output length
-    that they had not reached yet. Those that had ended keep theirs. If the system reads true output lengths, no length
-    changes.
+    Requests that had not arrived come later, and their models, prompts and gaps come in reversed order. Requests that
+    were not done get a new output length, above the number of tokens that they had made. Requests that were done keep
+    theirs. If the system reads true output lengths, no length changes.
     """
     jobs, n = until.jobs, until.seen
     model, prompt, output = jobs.model.copy(), jobs.prompt_tokens.copy(), jobs.output_tokens.copy()
@@ -338,7 +339,7 @@ def otherwise(until: Trial) -> Jobs:
 def _to_the_nanosecond(decision: Decision) -> str:
     """Return a decision as text with its times rounded to nanoseconds.
 
-    Sums of the same durations in another order differ by less than that.
+    Sums of the same durations in another order differ by less than a nanosecond.
     """
     return re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.9f}", repr(decision))
 

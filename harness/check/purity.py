@@ -309,7 +309,7 @@ def flat(text: str) -> bool:
 
 
 def _plain(name: str) -> bool:
-    """Tell whether a builtin may be named anywhere, rather than only called."""
+    """Tell whether the name of a builtin may stand anywhere; any other builtin may at most be called."""
     value = getattr(builtins, name)
     return name in BUILTINS or (isinstance(value, type) and issubclass(value, BaseException))
 

@@ -452,9 +452,11 @@ def patience_s(uses: frozenset[str], size: int = 1) -> float:
 
 
 def needs(action: Action) -> Iterator[str]:
-    """Yield the entries that `uses` must have for an action.
+    """Yield the entries that `uses` must have for an action, such as `Run` and `Run.sms`.
 
-    They are the action's name and each field that differs from its default, with the value if the field has few values.
+    One entry is the action's name. Each field that differs from its default adds an entry. The entries of `way`,
+    `phase` and `steps=0` also have the field's value, as in `Load.way:sleep`. A `Move` adds an entry for the kind of
+    its target, such as `Move.to:host`. A `Wake` needs no entry.
     """
     kind = type(action).__name__
     match action:

@@ -53,9 +53,9 @@ class Asked:
     def study(self, setting: Mapping[str, Any] | None = None) -> Study:
         """Build the study of a comparison; `setting`, if given, replaces the user's setting.
 
-        `all` in `systems` stands for every system that is not listed. Without `seeds` the study begins with FIRST_SEEDS
-        seeds, and in the simulator it has a budget for more. With --scaling none it has ONCE seeds instead, or one seed
-        if all seeds replay the same requests. Raises UserError if no system is named.
+        `all` in `systems` stands for every system that is not listed. If the user set no `seeds`, the study begins with
+        FIRST_SEEDS seeds, and in the simulator it has a budget for more seeds. With --scaling none it then has ONCE
+        seeds and no budget, or one seed if all seeds replay the same requests. Raises UserError if no system is named.
         """
         from harness.study.compare import comparison, filled, repeats
 

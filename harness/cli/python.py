@@ -37,8 +37,8 @@ class Comparison:
     def runs(self) -> pd.DataFrame:
         """Frame with a row for each run: label, x (the rate scale), gpus, seed, attainment, mean_model, worst_model.
 
-        `run` is the name of the run's folder; `infeasible` and `skipped` say why a run has NaN for its values. Base
-        runs are left out.
+        `run` is the name of the run's folder. `infeasible` and `skipped` say why a run has NaN for its values. Runs
+        that only measure the base of an SLO are left out.
         """
         frame = self.measured.table.to_pandas()
         frame = frame[frame["definition"] == self.measured.study.definitions[0]]

@@ -268,7 +268,8 @@ class _Cost(NamedTuple):
 def _totals(costs: Sequence[_Cost], how: str) -> Iterator[str]:
     """Yield lines on what is not run, and on the time that all other runs take.
 
-    Simulated runs are given in seconds of one core, and `how` explains this estimate. All other runs take real time.
+    The time of simulated runs is in seconds of one core, and `how` explains this estimate. All other runs take real
+    time.
     """
     from harness.run import realtime
 

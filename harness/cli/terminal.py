@@ -125,7 +125,10 @@ class Terminal:
             self._bar.refresh()
 
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        """Report that `done` of `total` of a phase are done, by a bar or by lines; a new phase starts a new bar."""
+        """Report by a bar or by lines that `done` of `total` units of the phase `what` are done.
+
+        A new phase starts a new bar.
+        """
         with self._lock:
             now = time.monotonic()
             self._ahead = (left, now)
@@ -176,7 +179,7 @@ class Terminal:
             self._bar.set_postfix_str(_of_work(*self._ahead, now), refresh=False)
 
     def _tell(self, now: float) -> None:
-        """Print how far the phase is, if a line is due: after FIRST_S of a stage, then every `_line_s`."""
+        """Print how far the phase is, if a line is due: FIRST_S after a stage begins, then every `_line_s` seconds."""
         what, done, total = self._at
         early = not self._stage_told and now - self._stage_s >= FIRST_S
         again = now - self._told >= self._line_s and (total > 1 or self._level == "verbose")
@@ -240,5 +243,5 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
 
 
 def _stage(phase: str) -> str:
-    """Return the stage to which a phase belongs: the phase's name before its comma, which a round's number follows."""
+    """Return the stage to which a phase belongs: the part of the phase's name before a comma and a round's number."""
     return phase.partition(",")[0]

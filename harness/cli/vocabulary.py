@@ -93,7 +93,10 @@ def _imports() -> Iterator[str]:
 
 
 def _said(kind: type, level: str = "###", *, uses: bool = False) -> Iterator[str]:
-    """Describe a class: docstring, example, and a table of its fields; with `uses` also the names to declare."""
+    """Describe a class: docstring, example and a table of its fields.
+
+    With `uses`, the table also has the names that a system must declare.
+    """
     yield f"{level} `{kind.__name__}`\n"
     yield f"{_doc(kind)}\n"
     if line := example(kind):

@@ -77,7 +77,7 @@ def kv_numbers(shape: Shape, tp: int = 1) -> int:
 
 
 def kept_numbers(shape: Shape) -> int:
-    """Return the number of KV elements that a token still needs once it has left the window of the sliding layers."""
+    """Return the number of KV elements that are kept for a token after it has left the window of the sliding layers."""
     if shape.sliding is None:
         return kv_numbers(shape)
     rest = alike(shape)[-1]

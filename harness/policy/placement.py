@@ -68,11 +68,11 @@ def _within_node(g: int, tp: int, node_gpus: int) -> int:
 
 
 def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Mapping[str, Gpus]:
-    """Place each model on GPUs that have room for its weights and one longest request, besides their other models.
+    """Place each model on GPUs with room for its weights and one longest request, in addition to their other models.
 
-    by   pressure   heaviest weights first, each where KV demand over free memory stays lowest
-         rate       of all placements the one whose busiest GPU has the fewest forecast requests
-         searched   of all placements the one whose largest KV demand over free memory is lowest
+    by   pressure   models with the heaviest weights first, each where KV demand / free memory stays lowest
+         rate       of all placements, the one whose busiest GPU has the fewest forecast requests
+         searched   of all placements, the one whose largest KV demand / free memory on a GPU is lowest
 
     If `pressure` leaves a model without room, the placement is that of `searched`. If homes are given
     (`Cluster.homes`), return these instead. Raises Infeasible if no placement is found, or if a GPU cannot hold its
@@ -181,13 +181,13 @@ def busy(cluster: Cluster, model: str, place: Gpus) -> float:
 
 
 def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
-    """Return each model's places: its home and copies, which are added while they make the busiest GPU less busy.
+    """Return each model's places: its home and its copies, which are added as long as they lower the highest loads.
 
     A model's copies have equal parts of its traffic, and `busy` forecasts the load of each GPU. Each copy has room for
-    its weights and one longest request besides the other models. Each new copy is of a model on the busiest GPU. Of all
-    such copies, it is the one after which the busiest GPU, then the second busiest and so on, are least busy. Loads are
-    compared in whole hundredths of the load of all GPUs together, because a smaller gain is not worth a copy's memory.
-    Ties go to the first.
+    its weights and one longest request in addition to the GPU's other models. A new copy is always of a model on the
+    busiest GPU. The copy is chosen that leaves the lowest load on the busiest GPU. If copies tie, the load of the
+    second busiest GPU decides, and so on. If all loads tie, the first copy is chosen. Loads are compared in whole
+    hundredths of the load of all GPUs together, because a smaller gain is not worth a copy's memory.
     """
     board = _Copies(cluster, homes, elastic)
     while board.whole > 0 and (copy := board.best()):
@@ -324,10 +324,10 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, ho
     """Return disjoint GPU groups that serve one model at a time.
 
     `work` has GPU-seconds per second by model. Groups are formed by tensor-parallel degree, the largest first, on the
-    nodes whose GPUs have most memory. The number of a degree's groups follows from its share of the work. It is at
-    least `least`, if there are enough GPUs. It is also at least the number of models of this degree, as long as lower
-    degrees have enough GPUs left for theirs. With `homes` it is at most one for each model, because each model then
-    lives in one group. If the cluster has given homes, return their groups instead.
+    nodes whose GPUs have most memory. The number of a degree's groups follows from the degree's share of the work. This
+    number is at least `least`, if there are enough GPUs. It is also at least the number of models of this degree, as
+    long as lower degrees have enough GPUs left for theirs. With `homes` there are at most as many groups as models of a
+    degree, because each model then lives in one group. If the cluster has given homes, return their groups instead.
 
     Raises Infeasible if no node holds the largest degree, or GPUs lack room for a model and one longest request. Raises
     Infeasible also if given homes overlap, or if the number of GPUs of a home is not its model's degree.

@@ -78,7 +78,7 @@ class Board:
         return self.d[g] / max(self.room[g] - self.w[g], 1e-9)
 
     def over(self, g: int) -> float:
-        """Return the need of a GPU beyond its room; an excess by rounding counts as 0."""
+        """Return by how much a GPU's need exceeds its room; an excess by rounding counts as 0."""
         more = self.need[g] - self.room[g]
         return more if more > 1e-9 * self.room[g] else 0.0
 
@@ -119,7 +119,7 @@ def search(
 
 
 def _exact(board: Board, order: Sequence[str]) -> tuple[dict[str, Gpus] | None, bool]:
-    """Return the best placement by branch and bound, and whether the search was complete within `TRIED` places."""
+    """Return the best placement by branch and bound, and whether the search needed at most `TRIED` places."""
     best: dict[str, Gpus] | None = None
     least, tried = float("inf"), 0
 

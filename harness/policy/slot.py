@@ -67,9 +67,9 @@ class Slot:
 
 
 def start(slots: Iterable[Slot], models: Sequence[str], way: str) -> Iterator[Action]:
-    """Load a model into each slot and open its lane.
+    """Load a model into each slot, and open that model's lane.
 
-    Each slot gets the next model that fits it; after the last model comes the first.
+    Slot number k gets the first model from number k on that fits the slot; after the last model comes the first.
     """
     for k, slot in enumerate(slots):
         m = next(m for m in (*models[k % len(models) :], *models) if slot.fits(m))

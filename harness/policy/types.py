@@ -58,7 +58,10 @@ class Inst(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Requests of one instance that share steps. A batch outlives its weights. A lane is a (Batch, Phase): it runs."""
+    """Requests of one instance that share steps. A batch stays when the instance's weights are evicted.
+
+    A lane is a pair (Batch, Phase). While it is open, the engine runs steps of this phase for the batch.
+    """
 
     inst: Inst  # the weights with which they step
     tag: int = 0  # tells batches of one instance apart
@@ -76,7 +79,7 @@ class Request(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """The blocks of each prompt that others may share, as ids: request r has ids[offsets[r] : offsets[r + 1]].
+    """The blocks of each prompt that other prompts may share, as ids: request r has ids[offsets[r] : offsets[r + 1]].
 
     Only whole blocks of `block_tokens` tokens have an id, from the prompt's start: floor(prompt_tokens / block_tokens)
     of them, or none if a request's content is not known. Two blocks of one model have equal ids if and only if their
@@ -122,7 +125,7 @@ class Jobs:
         return tuple(getattr(self, field.name) for field in fields(self)[1:-1])
 
     def part(self, begin: int, end: int) -> Jobs:
-        """Return the requests from index `begin` to before `end`, without prefixes and the links of closed loops."""
+        """Return the requests with indices from `begin` to `end` - 1, without prefixes and links of closed loops."""
         return Jobs(self.models, *(rows[begin:end] for rows in self.columns[:6] if rows is not None))
 
     def first(self, n: int) -> Jobs:

@@ -105,9 +105,9 @@ def refusals(name: str) -> Iterator[str]:
 def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
     """Run a scenario and return its row; if the policy decides too slowly, run it again and charge its decisions.
 
-    A policy is too slow if its mean decision takes more than ALLOWANCE times the time that it declares or that the
-    suite allows, whichever is longer. In the second run each decision takes the time that is charged. A policy with
-    fewer than OFTEN decisions per request is not charged.
+    A policy decides too slowly if its mean decision takes more than ALLOWANCE times a budget. The budget is the time
+    that the policy declares or the time that the suite allows, whichever is longer. In the second run each decision
+    takes the time that is charged. A policy with fewer than OFTEN decisions per request is not charged.
     """
     target = SloTarget(**job.targets[scenario.name])
     work = Path(job.folder) / scenario.name
@@ -208,7 +208,7 @@ def _runs_at(rows: Any, x: float) -> Sequence[str]:
 
 
 def never(measured: Measured) -> int:
-    """Count the requests of all runs that failed or were dropped."""
+    """Count the failed and the dropped requests of all runs."""
     counts = (record.meta(measured.folder.parent / run)["counts"] for run in measured.about.runs)
     return sum(each.get("failed", 0) + each.get("dropped", 0) for each in counts)
 

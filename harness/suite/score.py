@@ -3,7 +3,7 @@
     share of the best    highest rate that meets the level, divided by a frozen rate: the best of the shipped systems
     total                mean of these shares; a share is 0 if a model was not served, or no rate meets the level
 
-Runs of an interrupted entry stay stored, as do finished rows, under the digests of version, entry, code and beacon.
+Finished rows, and the runs of an interrupted entry, stay stored under digests of version, entry, code and beacon.
 """
 
 from __future__ import annotations

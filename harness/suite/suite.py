@@ -1,8 +1,8 @@
 """The suite: versions of a fixed test as data, each with inputs and a digest that never change.
 
 `suite-1.toml` is a version. It lists scenarios; each has a model set, a generator of traffic, GPUs, an SLO and the rate
-at which its search begins. `FROZEN` holds the SHA-256 of each version, and a file that differs is refused. One table
-never has scores of different versions. A change is a new file, `suite-2.toml`.
+at which its search begins. `FROZEN` holds the SHA-256 of each version, and a file that differs is refused. A table has
+scores of one version only. To change the test, add a version in a new file, such as `suite-2.toml`.
 """
 
 from __future__ import annotations

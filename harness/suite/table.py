@@ -183,7 +183,8 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
 def _marked(entry: str, rows: Sequence[dict[str, Any]]) -> str:
     """Return an entry's name with its marks.
 
-    A mark says who made its rows, if not this bench, or that it uses a pool of KV which separate processes do not have.
+    One mark says who made the entry's rows, if it was not this bench. Another says that the entry uses a pool of KV
+    which separate processes do not have.
     """
     marks = {word for row in rows if row["entry"] == entry for word in (row["made"], row["pool"])} - {HERE, "", None}
     return entry + "".join(f" ({mark})" for mark in sorted(marks))
