@@ -58,7 +58,7 @@ AGAIN = "with the id of an earlier row"  # why a row is left out
 
 
 def longer(tokens: int) -> str:
-    """Return the words with which `dropped` counts the rows left out for having more than `tokens` tokens."""
+    """Return the key under which `dropped` counts the rows left out for having more than `tokens` tokens."""
     return f"of more than {tokens} tokens"
 
 

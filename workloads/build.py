@@ -65,9 +65,11 @@ def build(
 ) -> Jobs:
     """Make the jobs that arrive in the window [0, window_s) and in the `warmup_s` before it; ids follow arrival order.
 
+    `scaling` says how the trace is scaled by `rate_scale`:
+
     none       the trace at its own times; the rate scale must be 1, and there is no warm-up unless it is asked for
     rotate     ceil(rate_scale) copies of the trace; each stream of each copy has its own random offset on the circle
-    replicate  the same number of copies; a stream has the same offset in every copy
+    replicate  as many copies as rotate; a stream has the same offset in every copy
     time       one copy, whose arrival times and span are divided by rate_scale
     clients    as rotate, but whole clients are copied and shifted; the trace must name its clients
 
@@ -76,8 +78,8 @@ def build(
     right to within one. With `clients`, the last copy has some of the clients, with all their requests.
 
     In a closed loop the rate scale multiplies the clients, and neither window nor warm-up cuts the requests: see
-    `_loop`. `slo` gives TTFT and TPOT in seconds by model; a model that it lacks has no SLO. `fold` (see `window_fold`)
-    is the part of the trace that is replayed; None replays all of it. UserError names what is wrong.
+    `_loop`. `slo` gives TTFT and TPOT in seconds by model; a model that `slo` lacks has no SLO. `fold` (see
+    `window_fold`) is the part of the trace that is replayed; None replays all of it. UserError names what is wrong.
     """
     positive("rate scale", rate_scale)
     if scaling not in SCALINGS:
@@ -202,10 +204,10 @@ def window_span_s(trace: Trace, origin: str) -> float:
 def _loop(
     trace: Trace, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
 ) -> Jobs:
-    """Make a closed loop's jobs: each model's clients send the model's rows, one client after the other.
+    """Make a closed loop's jobs: the rows of a model go to its clients in turn, one row to each client per round.
 
-    The clients begin at -`warmup_s` seconds. After the last client the first one continues. A client sends its next
-    request `think_s` after its last one has ended.
+    All clients send their first request at -`warmup_s` seconds. A client sends each further request `think_s` seconds
+    after its previous request has ended.
     """
     if scaling in {"replicate", "time"}:
         raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
@@ -353,7 +355,7 @@ class _Window(NamedTuple):
 def _copies(
     rows: Picked, rate_scale: float, scaling: Scaling, seed: int, thinned: dict[int, I8]
 ) -> tuple[F8, I8, I8, I8]:
-    """Copy the rows, and shift each copy on the circle; return times in [0, span_s), and each one's row, copy and lap.
+    """Copy the rows, and shift each copy on the circle; return times in [0, span_s), and the row, copy and lap of each.
 
     A row that is shifted past the end of the circle continues at the start, with a lap that is less by 1. `thinned`:
     see `_Window.requests`.

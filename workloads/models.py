@@ -187,7 +187,7 @@ class ModelSet:
         return tuple((member.stream, member.shift_s) for member in self.members)
 
     def serving(self, most: int) -> ModelSet:
-        """Return the same models, none of which serves a request of more than `most` tokens (prompt + output)."""
+        """Return the same set, where no model serves requests of more than `most` tokens (prompt + output)."""
         cut = (m.shape._replace(max_tokens=min(m.shape.max_tokens, most)) for m in self.members)
         return replace(
             self, members=tuple(replace(m, shape=shorter) for m, shorter in zip(self.members, cut, strict=True))
@@ -353,9 +353,9 @@ def _numbered(names: Iterable[str]) -> Iterator[str]:
 
 
 def as_asked(name: str) -> tuple[str, ...]:
-    """Return each model of a set as the file of a set would state it: the name or path of its shape, with its formats.
+    """Return the text of each model of a set: the name or path of its shape, with its qualifiers except `tp`.
 
-    Paths of checkpoints are absolute. UserError as for `model_set`.
+    A file of a set states its models in this form. Paths of checkpoints are absolute. UserError as for `model_set`.
     """
     every = model_set(name).members
     head = name.partition("+models=")[0]
