@@ -45,7 +45,8 @@ def chosen(
 ) -> Chosen | None:
     """Return the changes to a log's streams, or None if there are none.
 
-    `served` has the names of the streams that a model set serves. If `drop` has "*", all other streams are left out.
+    `served` has the names of the streams that a model set serves. If `drop` has "*", all streams except these are left
+    out.
     """
     names = tuple(dict.fromkeys(drop))
     return Chosen(dict(rename), names, dict(shift_s), tuple(served)) if rename or names or shift_s else None

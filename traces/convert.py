@@ -102,8 +102,8 @@ def canonical(
     """Make a canonical table from a file's raw columns; `columns` gives the file's own name for each canonical name.
 
     Without `time_unit` the unit is guessed (`usual.unit`), and the metadata says so. Dates, and seconds since an epoch,
-    are counted from the earliest row. If all timestamps are whole seconds, each row is moved by a random part of a
-    second, and the metadata says so. `jitter_seed` is the seed of these moves.
+    are counted from the earliest row. If all timestamps are whole seconds, each row is moved later by a random fraction
+    of a second, and the metadata says so. `jitter_seed` is the seed of these moves.
 
     A row without a valid time, number of tokens or model is an error; with `drop_bad` it is left out. Rows of more than
     `max_tokens` tokens, prompt and output together, are always left out. The metadata's `dropped` counts the rows left
@@ -366,7 +366,7 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _ids(source: Source, columns: Mapping[str, str]) -> pa.Array:
-    """Return the file's request ids if they are whole numbers, else numbers of the rows from 0."""
+    """Return the file's request ids if they are whole numbers; otherwise number the rows from 0."""
     if "request_id" in columns:
         with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return source.columns[columns["request_id"]].cast(pa.uint64())

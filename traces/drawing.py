@@ -77,7 +77,7 @@ def draw(name: str | Preset, seed: int) -> Drawn:
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
     """Draw a preset's trace as a canonical table.
 
-    `fit` goes into the table's metadata: the verdict of `traces.realism` on the preset.
+    `fit`, the verdict of `traces.realism` on the preset, goes into the table's metadata.
     """
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)

@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def longest_tokens(self) -> int:
-        """The greatest prompt + output tokens of a request; for a generator, the greatest with any seed."""
+        """The greatest prompt + output tokens of a request; for a generator, an upper bound for every seed."""
         if self.maker is not None:
             return synthetic.preset(self.maker).longest_tokens
         columns = self.prompt_tokens, self.output_tokens

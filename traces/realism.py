@@ -101,7 +101,7 @@ def realism(maker: str) -> Realism | None:
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
-    """Return the verdict on how near the statistics of a trace's generator come to their target.
+    """Return the verdict of the comparison of a trace's generator with its target; None if there is no verdict.
 
     For a trace without a generator, return the verdict in its file. `used` has the stream and shift of each model of a
     set. If these are the streams of a released set of Arena-Chat, the generator is compared with that set's target.

@@ -86,7 +86,7 @@ class Preset:
 
     @property
     def longest_tokens(self) -> int:
-        """The greatest prompt + output tokens of a request, with any seed."""
+        """An upper bound of the prompt + output tokens of a request, for every seed."""
         if self.lengths in laws.NAMES:
             return self.max_tokens
         prompt, output = self.quantiles
@@ -194,7 +194,7 @@ REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}
 
 
 def popularity(models: int) -> F8:
-    """Return the share of requests of each of the `models` streams of hyperbolic-like, in order; the sum is 1."""
+    """Return the shares of requests that the streams of hyperbolic-like get, in order of the streams; the sum is 1."""
     counts = np.array([HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(models)], np.float64)
     return np.asarray(counts / counts.sum(), np.float64)
 

@@ -176,9 +176,10 @@ def closed(trace: Trace) -> synthetic.Preset | None:
 
 
 def hold(trace: Trace, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
-    """Raise UserError if a run, or the copies from which it is cut, would have more requests than the limit.
+    """Raise UserError if a run, or the copies of the trace from which it is cut, would have too many requests.
 
-    Also raise it if whole clients are to be copied and the trace names none.
+    The limit is `MOST_REQUESTS`, or `MOST_IN_FILES` for jobs that are built in pieces. Also raise the error if whole
+    clients are to be copied and the trace names none.
     """
     if scaling == "clients" and closed(trace) is None:
         _named_clients(trace, trace.tenant)
@@ -242,7 +243,7 @@ def plan(
 ) -> dict[str, Plan]:
     """Return each model's rate and mean lengths, as an offline planner knows them.
 
-    They are computed from these requests:
+    `origin` names the requests from which they are computed:
 
     held-out  the other fold of a replayed trace; for a synthetic trace, what another seed draws
     window    the fold or the draw that the seed itself replays: an upper bound, because no planner knows the future
@@ -304,7 +305,7 @@ def _seen(trace: Trace, models: ModelSet, origin: Origin, seed: int, assign: Ass
 def rate_rps(trace: Trace, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
     """Return the requests per second of all models at rate scale 1.
 
-    The rate is the one that the trace's generator states, or else that of the rows that are replayed.
+    If the trace's generator states rates, their sum is returned; otherwise the rate of the rows that are replayed.
     """
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     if made is not None and made.rate_rps:
@@ -405,10 +406,10 @@ def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, 
 
 
 def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tuple[I8, I8]:
-    """Return the rows that remain if each unit (a model) keeps `share` of its requests, evenly spaced.
+    """Return the rows that remain if each unit (a model) keeps the fraction `share` of its requests, evenly spaced.
 
     Also return each unit's number of requests up to the end of this piece of the trace. `before` has these numbers up
-    to its begin.
+    to the begin of the piece.
     """
     order = np.argsort(unit, kind="stable")
     counts = np.bincount(unit, minlength=len(before))

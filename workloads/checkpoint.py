@@ -114,7 +114,7 @@ HARMLESS = re.compile(
 
 
 class Read(NamedTuple):
-    """A checkpoint's shape, and the bytes of its layers that only speculative decoding loads."""
+    """A checkpoint's shape, and the bytes of the layers that are loaded for speculative decoding alone."""
 
     shape: Shape
     draft_bytes: int = 0
@@ -437,7 +437,7 @@ class _Config:
         )
 
     def draft(self, shape: Shape) -> int:
-        """Count the parameters of the layers that only speculative decoding loads."""
+        """Count the parameters of the layers that are loaded for speculative decoding alone."""
         n = self.count("draft") or 0
         if not n:
             return 0

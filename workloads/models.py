@@ -155,7 +155,7 @@ class SetFile:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of a set, with its shape and the stream of the trace that the set's authors released for it.
+    """A model of a set, with its shape and with the stream that the set's authors assigned to it.
 
     If `stream` is None, the model gets a stream by name, order or popularity (`picking.assigned`).
     """
@@ -237,7 +237,7 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 
 
 def shape(text: str) -> Shape:
-    """Return the shape of a model, given as `Asked`: by name, id or path, with the number formats.
+    """Return the shape of a model in the number formats that `text` states; `text` has the form of `Asked`.
 
     UserError suggests a similar name if there is no such model.
     """

@@ -49,7 +49,7 @@ def _halved(trace: Trace) -> bool:
 
 
 class Assignment(NamedTuple):
-    """The stream of each model of a set, the seconds by which it is shifted, and the rule that chose the streams."""
+    """The stream of each model of a set, the stream's shift in seconds, and the rule that chose the streams."""
 
     rule: Rule
     streams: tuple[tuple[str, float], ...]  # in the order of the set's models

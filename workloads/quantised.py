@@ -47,7 +47,7 @@ NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 valu
 def of_checkpoint(shape: Shape, keys: Mapping[str, Any], beside: Mapping[str, Any], where: str) -> Shape:
     """Return the shape with the formats that its config states. UserError for an unknown method of quantisation.
 
-    `keys` is the config. `beside` has the keys of `hf_quant_config.json`; if there are any, they are used instead.
+    `keys` is the config. `beside` has the keys of `hf_quant_config.json`; if it has any, it is used instead of `keys`.
     """
     stated = keys.get("quantization_config") or keys.get("compression_config")
     if beside:

@@ -34,7 +34,7 @@ def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
 
 
 def latin(order: int, number: int) -> I8:
-    """Draw Latin square `number`: a row is a seed, a column a stream (busiest first), and an entry a size class."""
+    """Draw Latin square `number`: its rows are seeds, its columns streams (busiest first), its entries size classes."""
     draw = rng(number, "square")
     rows, columns, names = (draw.permutation(order) for _ in range(3))
     return np.asarray(names[(rows[:, None] + columns[None, :]) % order], np.int64)
