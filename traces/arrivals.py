@@ -62,8 +62,8 @@ def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: flo
 def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, on_s: float) -> F8:
     """Spread the arrivals of a stream over random on-periods; return their times in [0, `span_s`).
 
-    `on_time_s` has the arrival times on a clock that runs only while the stream is on, in [0, `duty` x `span_s`). The
-    on-periods together last exactly `duty` x `span_s`. Their mean length is about `on_s`.
+    `on_time_s` gives the arrivals on a clock that runs only while the stream is on; its values lie in [0, `duty` x
+    `span_s`). The on-periods together last exactly `duty` x `span_s`. Their mean length is about `on_s`.
     """
     if duty == 1.0 or not len(on_time_s):
         return on_time_s
@@ -97,7 +97,7 @@ def _renewal(draw: Callable[[int], F8], mean_s: float, span_s: float, cv: float 
     """Return arrival times below `span_s`, each a random gap of mean `mean_s` after the previous one.
 
     `draw(n)` returns n random gaps. `cv` is the coefficient of variation of the gaps. The first call of `draw` asks for
-    so many gaps that a second one is rarely needed.
+    enough gaps that a second call is rarely needed.
     """
     positive("span_s", span_s)
     times, last = [], 0.0

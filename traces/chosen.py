@@ -22,8 +22,8 @@ class Chosen:
     """The user's changes to a log's streams: new names, streams to leave out, and shifts in time.
 
     `rename` maps old names to new ones. `drop` lists the streams to leave out, by their new names. `shift_s` maps a
-    stream's old name to the seconds by which its requests are delayed. A key of `shift_s` may also be a gateway in the
-    log's column `src`.
+    stream's old name to the seconds by which its requests are delayed. A key of `shift_s` may also be a gateway, named
+    as in the log's column `src`.
     """
 
     rename: Mapping[str, str]
@@ -45,7 +45,8 @@ def chosen(
 ) -> Chosen | None:
     """Return the changes to a log's streams, or None if there are none.
 
-    `served` has the names of the streams that a model set serves. If `drop` has "*", all other streams are left out.
+    `served` has the names of the streams that a model set serves. If `drop` has "*", all streams except these are left
+    out.
     """
     names = tuple(dict.fromkeys(drop))
     return Chosen(dict(rename), names, dict(shift_s), tuple(served)) if rename or names or shift_s else None

@@ -39,7 +39,7 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def read(path: Path, columns: Mapping[str, str]) -> Source:
-    """Read the columns of a file; the values of `columns` are their names in the file.
+    """Read those columns of a file that the values of `columns` name; the keys (canonical names) are not used.
 
     Raises UserError if a column is missing. Errors of the CSV and Parquet libraries are passed on.
     """

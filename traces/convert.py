@@ -3,8 +3,8 @@
 The file may be CSV, Parquet or JSON; CSV and JSON may be gzipped. JSON may be an array, a sequence of objects, or one
 object with a list of objects. A dot in a column's name means a field of a nested object, as in `usage.input`. Columns
 with a usual name need not be named (`traces/usual.py`). A doubtful value raises an error or is noted in the metadata. A
-million rows take about a second from CSV, and a few seconds from JSON. Formats with known columns have a reader each
-(`traces/readers/`).
+million rows take about a second from CSV, and a few seconds from JSON. Each format with known columns has a reader of
+its own (`traces/readers/`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def convert(
 
     The columns arrival_s, prompt_tokens and output_tokens are required. So is model, unless the argument `model` names
     one model for all rows. For a required column that `columns` lacks, a column with a usual name is used. Other
-    canonical columns are read only if `columns` has them. `how` has options of `canonical`. UserError names all missing
-    columns, or the file, row, column and value of a fault.
+    canonical columns are read only if `columns` has them. `how` is passed on to `canonical`. UserError names all
+    missing columns, or the file, row, column and value of a fault.
     """
     columns = dict(columns or {})
     if model is not None and "model" in columns:
@@ -68,10 +68,11 @@ def convert(
 
 
 def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> pa.Table:
-    """Convert a table whose format no reader knows, as `convert` does.
+    """Convert a table whose format no reader knows; the arguments are those of `convert`.
 
-    The columns of request ids and of request states are also found by their usual names. Rows of failed requests are
-    left out, and so are rows that repeat the id of an earlier row. The metadata's `dropped` counts both.
+    Unlike `convert`, this also finds the columns of request ids and of request states by their usual names. Rows of
+    failed requests are left out, and so are rows that repeat the id of an earlier row. The metadata's `dropped` counts
+    both.
     """
     with reading(path):
         more = usual.optional(names_of(path))
@@ -101,8 +102,8 @@ def canonical(
     """Make a canonical table from a file's raw columns; `columns` gives the file's own name for each canonical name.
 
     Without `time_unit` the unit is guessed (`usual.unit`), and the metadata says so. Dates, and seconds since an epoch,
-    are counted from the earliest row. If all timestamps are whole seconds, each row is moved by a random part of a
-    second, and the metadata says so. `jitter_seed` is the seed of these moves.
+    are counted from the earliest row. If all timestamps are whole seconds, each row is moved later by a random fraction
+    of a second, and the metadata says so. `jitter_seed` is the seed of these moves.
 
     A row without a valid time, number of tokens or model is an error; with `drop_bad` it is left out. Rows of more than
     `max_tokens` tokens, prompt and output together, are always left out. The metadata's `dropped` counts the rows left
@@ -365,7 +366,7 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _ids(source: Source, columns: Mapping[str, str]) -> pa.Array:
-    """Return the file's request ids if they are whole numbers, else numbers of the rows from 0."""
+    """Return the file's request ids if they are whole numbers; otherwise number the rows from 0."""
     if "request_id" in columns:
         with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return source.columns[columns["request_id"]].cast(pa.uint64())

@@ -1,8 +1,8 @@
 """Splitting of a log of one stream among models: each gets whole sessions or bursts, and a given share of the requests.
 
 A trace's name may state such a split, as in "azure-conv+models=8+deal=1+max_tokens=8192". The name has a log of the
-manifest, the number of models, and the seed of the split (`deal`). It may also have the greatest prompt + output in
-tokens; longer requests are left out. For a user's own log, the option `--spread` states the split, as in
+manifest, the number of models, and the seed of the split (`deal`). It may also limit prompt + output tokens
+(`max_tokens`); longer requests are left out. For a user's own log, the option `--spread` states the split, as in
 12:zipf=1.2,idle=some,together=pairs.
 
 Requests that belong together go to one model. These are the requests of a session if the log numbers its sessions, else
@@ -11,9 +11,9 @@ that all prompts share. The turns of a conversation are such prompts. A log with
 gap is longer than the mean gap. Such a log does not say which requests belong together, and the trace's note says so.
 Requests are not dealt one by one, because every model would then see a Poisson process.
 
-By default the models get the shares of the streams of the generator hyperbolic-like, in the order of these streams. The
-k-th stream of a split log then belongs to the k-th model of a set, as that generator's k-th stream does. With `zipf` a
-model's share is proportional to rank^-zipf.
+By default the k-th model gets the share of requests that the k-th stream of the generator hyperbolic-like has. With
+`zipf` a model's share is proportional to rank^-zipf. A split log has one stream for each model. Its k-th stream goes to
+the k-th model of a set, as the streams of hyperbolic-like do.
 
 By default no model is ever idle. With `idle`, every model but the hottest alternates between times of use and of rest.
 A time of use lasts on average twenty minutes, or a sixth of the log if that is shorter. While a model rests, new
@@ -50,7 +50,7 @@ NO_SESSIONS = "no sessions in the log: correlation assumed"
 class Asked:
     """A trace's name in parts: a log, and the fields that state how its requests are split among models.
 
-    `str` gives the name.
+    `str` joins the parts to the name.
     """
 
     log: str
@@ -134,8 +134,9 @@ def deal(rows: pa.Table, unit: I8, how: Asked) -> pa.Table:
     """Split the rows of a canonical table at random among models. The streams of the table are ignored.
 
     `unit` has the unit number of each row; all rows of a unit go to the same model. `how.deal` is the seed. If no model
-    is ever idle, a model's number of requests differs from its share by at most the size of the largest unit. The unit
-    numbers become the column `session_id`. Arrival times, lengths and prefix blocks are kept.
+    is ever idle, a model's number of requests is nearly its share of all requests. The difference is at most the size
+    of the largest unit. The unit numbers become the column `session_id`. Arrival times, lengths and prefix blocks are
+    kept.
     """
     assert how.models is not None
     streams = synthetic.preset(f"hyperbolic-like+models={how.models}").streams
@@ -157,10 +158,11 @@ def deal(rows: pa.Table, unit: I8, how: Asked) -> pa.Table:
 def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
     """Draw the model of each unit, where models alternate between times of use and idle times.
 
-    `sizes` has the units' numbers of requests, `begin_s` their start times. `number` is the seed, `idle` the share of
-    the time in which a model is idle. Each unit goes to a model that is in use when the unit begins. The chance of such
-    a model is proportional to the requests that it still lacks to reach its share. If no such model lacks any, an idle
-    model may get the unit.
+    `sizes` has each unit's number of requests, and `begin_s` each unit's start time. `number` is the seed. `idle` is
+    the share of the time in which a model is idle.
+
+    Each unit goes to a model that is in use when the unit begins. A model that lacks n requests to reach its share is
+    drawn with a chance proportional to n. If no model in use lacks requests, an idle model may get the unit.
 
     Times of use and idle times are exponential. Models in the same group of `together` models have the same times. The
     hottest model is in no group and is never idle.
@@ -188,7 +190,7 @@ def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, togethe
 
 
 def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) -> F8:
-    """Draw the times at which a model's use begins and ends in turn; the first of them may lie before 0."""
+    """Draw the alternating begins and ends of a model's times of use; the first of them may lie before 0."""
     rest_s = use_s * idle / (1 - idle)
     pairs = int(4 * span_s / (use_s + rest_s)) + 16
     lengths = np.stack([draw.exponential(rest_s, pairs), draw.exponential(use_s, pairs)], 1).ravel()
@@ -197,11 +199,11 @@ def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) 
 
 
 def units(rows: pa.Table) -> tuple[I8, str]:
-    """Return each request's unit number, and a word for the kind of unit.
+    """Return each request's unit number, and a word for the kind of unit, such as "sessions".
 
     All requests of a unit go to one model. A unit is a session if the log has sessions, else a client if it has
-    clients. In any other log with prefix blocks, a unit has the prompts that share a prefix, and is called a session
-    too. Without blocks, a unit is a burst. Units are numbered in the order of their first requests.
+    clients. In any other log with prefix blocks, prompts that share a prefix are a unit, and the word is "sessions"
+    too. In a log without any of these, a unit is a burst. Units are numbered in the order of their first requests.
     """
     kinds = {"session_id": "sessions", "tenant": "clients", "prefix_hashes": "sessions"}
     column = next((name for name in kinds if name in rows.column_names and not rows[name].null_count), "")
@@ -232,7 +234,7 @@ def _codes(names: pa.ChunkedArray) -> I8:
 
 
 def _chains(hashes: pa.ChunkedArray) -> I8:
-    """Return a group number for each prompt, by its first block after the blocks that all prompts have in common.
+    """Group prompts by their first block after the blocks that all prompts share; return each prompt's group number.
 
     A prompt that has no such block is a group by itself.
     """

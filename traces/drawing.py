@@ -77,7 +77,7 @@ def draw(name: str | Preset, seed: int) -> Drawn:
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
     """Draw a preset's trace as a canonical table.
 
-    `fit` goes into the table's metadata: the verdict of `traces.realism` on the preset.
+    `fit`, the verdict of `traces.realism` on the preset, goes into the table's metadata.
     """
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
@@ -243,8 +243,8 @@ def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float)
 def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
     """Draw the arrival times of herds: groups of requests that arrive nearly at once.
 
-    In each interval of `herd_s` one herd begins, at a random time. No more herds are drawn once the next one would
-    bring them above half of the `count` requests.
+    In each interval of `herd_s` one herd begins, at a random time. The herds stop before they have more than half of
+    the `count` requests.
     """
     herds = round(p.span_s / p.herd_s)
     sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)
@@ -256,8 +256,8 @@ def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
 def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stream) -> F8:
     """Draw `count` arrival times that come in clusters.
 
-    The first request of each cluster is uniform over the stream's on-time, or over an equal part of it if `even`. Each
-    further request follows the previous one after an exponential gap.
+    Clusters begin at uniform times in the stream's on-time. If `even` is true, the on-time is cut into equal parts, and
+    one cluster begins in each part. Within a cluster each request follows the previous one after an exponential gap.
     """
     head = draw.uniform(0, 1, count) < 1 / stream.cluster
     head[:1] = True
@@ -274,9 +274,10 @@ def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stre
 
 
 def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
-    """Return each request's model, where models swap their streams at random.
+    """Return each request's model after the models have swapped their streams at random.
 
-    Each period of `drift_s` after the first has its own random permutation of the models.
+    Time is cut into periods of `drift_s`. In the first period no streams are swapped. Each later period has its own
+    random permutation of the models.
     """
     period = (arrival_s // p.drift_s).astype(np.int64)
     owner = [np.arange(p.models, dtype=np.int32)]

@@ -42,7 +42,7 @@ def reading(path: Path, line: int | None = None) -> Iterator[None]:
 
 
 def regular(path: Path) -> None:
-    """Raise UserError for a path that is no file or folder, or a gzip file that unpacks to more than `MOST_GB`."""
+    """Raise UserError for a path that is neither file nor folder, and for a gzip file above `MOST_GB` when unpacked."""
     if not path.exists():
         raise UserError(f"{path}: no such file")
     if not (path.is_file() or path.is_dir()):

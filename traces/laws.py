@@ -34,7 +34,7 @@ NAMES = (*(f"{law}-{data}" for law in LAWS for data in MEANS), AZURE)
 
 
 def law(name: str) -> str:
-    """Return the law, a key of LAWS, in the name of a length distribution; "" if the name has none."""
+    """Return the law, a key of LAWS, that the name of a length distribution begins with; "" if the name has none."""
     return name.partition("-")[0] if name in NAMES and name != AZURE else ""
 
 
@@ -57,7 +57,10 @@ def source() -> Path:
 
 @cache
 def rows(longest: int) -> I4:
-    """Read prompt and output tokens of Azure-Conv's requests of at most `longest` tokens, shape (requests, 2)."""
+    """Read prompt and output tokens of Azure-Conv's requests, shape (requests, 2).
+
+    Requests of more than `longest` tokens, and those without a prompt or an output, are left out.
+    """
     with source().open(encoding="utf-8") as file:
         pairs = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
     return np.array([pair for pair in pairs if min(pair) > 0 and sum(pair) <= longest], np.int32)
@@ -66,8 +69,8 @@ def rows(longest: int) -> I4:
 def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: int) -> I4:
     """Draw prompt and output tokens of n requests, shape (n, 2), with the means of a data set.
 
-    A request of more than `longest` tokens is drawn again, which lowers the means. The law gets greater means for this
-    reason, so that the requests returned have the data set's means.
+    A request of more than `longest` tokens is drawn again, which lowers the means. To make up for this, the draws are
+    scaled so that the requests returned have the data set's means.
     """
     numbers, scale = LAWS[law], np.array(_scale(data, law, longest))
     kept = np.empty((0, 2))
@@ -79,9 +82,9 @@ def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: i
 
 @cache
 def _scale(data: str, law: str, longest: int) -> tuple[float, ...]:
-    """Return the mean prompt and output to give the law, so that its draws have the data set's means.
+    """Return the factors for prompt and output lengths with which a law's draws have the data set's means.
 
-    Only draws of at most `longest` tokens count.
+    Before it is scaled and rounded up, a law's draw has the mean 1. Draws of more than `longest` tokens do not count.
     """
     numbers, means = LAWS[law], np.array(MEANS[data])
     pairs = np.stack([numbers(np.random.default_rng(k), 1 << 16) for k in (1, 2)], 1)

@@ -1,7 +1,7 @@
 """Loading of traces, by name or by path, as arrays. A generator's trace is drawn when it is loaded.
 
 The file of a trace in `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/`, and among the samples
-that come with the bench. If there is no file but a generator fitted to the trace, the generator's trace is loaded
+that come with the bench. If the file is missing and a generator is fitted to the trace, the generator's trace is loaded
 instead, and `notice` says so. A name with a slash is a member of a family, such as `aegaeon-synth/40-0.1-1.0-1.0`. A
 name such as `azure-conv+models=8` splits a log of one stream among models (deal.py).
 """
@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def longest_tokens(self) -> int:
-        """The greatest prompt + output tokens of a request; for a generator, the greatest with any seed."""
+        """The greatest prompt + output tokens of a request; for a generator, an upper bound for every seed."""
         if self.maker is not None:
             return synthetic.preset(self.maker).longest_tokens
         columns = self.prompt_tokens, self.output_tokens

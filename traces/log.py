@@ -48,11 +48,11 @@ def read(
 
     Of several names, the first one with a value in the record is used. `expand` may split records, or add fields to
     them. `skip` returns None to keep a record, "" for a record that is not a request, or else the reason to leave it
-    out. If the log is a table and `also` is given, only the columns in `fields` and `also` are read.
+    out. If the log is CSV or Parquet and `also` is given, only the columns in `fields` and `also` are read.
 
-    A numeric timestamp times `unit` is in seconds. Rows are sorted by time, because logs are written when requests end.
-    Rows that repeat a request id are left out. UserError names the line of a bad row; with `drop_bad` such rows are
-    left out instead. The metadata's `dropped` counts the rows that are left out, by reason.
+    A numeric timestamp is multiplied by `unit` to give seconds. Rows are sorted by time, because logs are written when
+    requests end. Rows that repeat a request id are left out. UserError names the line of a bad row; with `drop_bad`
+    such rows are left out instead. The metadata's `dropped` counts the rows that are left out, by reason.
     """
     names = {key: (name,) if isinstance(name, str) else name for key, name in fields.items()}
     wanted = None if also is None else {*also, *(name.split(".")[0] for each in names.values() for name in each)}
@@ -119,7 +119,8 @@ def _wrong(
 ) -> tuple[str, str] | None:
     """Turn a row's timestamp into seconds, in place, and check its prompt blocks.
 
-    Return None if both can be read. Otherwise return the reason to count the row under, and the text of the error.
+    Return None if both can be read. Otherwise return the reason under which the row is counted, and the text of the
+    error.
     """
     at, blocks = row["arrival_s"], row.get("prefix_hashes")
     try:
@@ -162,15 +163,15 @@ def _name(model: Any) -> str | None:
 
 
 def blank(value: Any) -> bool:
-    """Tell whether a value of a log is None, or text without anything but spaces."""
+    """Tell whether a value of a log is None, empty text, or text of spaces alone."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def total(*counts: Any) -> Any:
     """Return the sum of token counts; blank counts are skipped, and None is returned if all are blank.
 
-    A negative count means unknown and adds nothing, unless it is the first. If a count is not a number, return the
-    first count unchanged; the later check of the row accepts or refuses it.
+    The first count is added as it is. A later count that is negative means unknown and adds nothing. If a count is not
+    a number, return the first count unchanged; the later check of the row accepts or refuses it.
     """
     known = [count for count in counts if not blank(count)]
     if len(known) <= 1 or not all(isinstance(count, int | float) or str(count).isdecimal() for count in known[1:]):
@@ -182,9 +183,9 @@ def total(*counts: Any) -> Any:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping, a JSON object as text, or a list of pairs as a mapping.
+    """Return a value as a mapping.
 
-    Any other value gives an empty mapping.
+    The value may be a mapping, the text of a JSON object, or a list of pairs. Any other value gives an empty mapping.
     """
     if isinstance(value, str) and value[:1] == "{":
         try:

@@ -1,7 +1,8 @@
 """Realism of synthetic traces: a generator's mean statistics, compared with measured values (`traces/targets.toml`).
 
-Single draws scatter, so the mean over `DRAWS` draws is compared. Every draw is cut into windows of the length of the
-measured one. If the trace is shorter than that, its generator makes longer draws for the comparison.
+Single draws scatter, so the mean over `DRAWS` draws is compared. The measured values come from a window of known
+length, so every draw is cut into windows of this length. If the trace is shorter than the window, its generator makes
+longer draws for the comparison.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Statistic(NamedTuple):
     """A statistic that generators are fitted to, and how its deviation is judged.
 
     `key` is its key in `stats`, and `at` the index of the quartile, or None for a single value. If `points` is true,
-    the deviation is a difference, else a ratio. If `judged` is false, the deviation is shown but does not affect the
-    verdict.
+    the deviation is a difference, else a relative error. If `judged` is false, the deviation is shown but does not
+    affect the verdict.
     """
 
     key: str
@@ -100,7 +101,7 @@ def realism(maker: str) -> Realism | None:
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
-    """Return the verdict on how near the statistics of a trace's generator come to their target.
+    """Return the verdict of the comparison of a trace's generator with its target; None if there is no verdict.
 
     For a trace without a generator, return the verdict in its file. `used` has the stream and shift of each model of a
     set. If these are the streams of a released set of Arena-Chat, the generator is compared with that set's target.
@@ -126,7 +127,7 @@ def pick(value: Any, row: Statistic) -> float:
 
 
 def measure(draw: Trace, target: Target) -> dict[Statistic, float]:
-    """Return the value that a draw has of each statistic of the target: the mean over the draw's windows."""
+    """Return each statistic of the target as measured in a draw: its mean over the windows of the draw."""
     each = [stats(window) for window in _windows(draw, target)]
     return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 
@@ -138,7 +139,7 @@ def mean(draws: Iterable[Mapping[Statistic, float]]) -> dict[Statistic, float]:
 
 
 def off(means: Mapping[Statistic, float], target: Target) -> dict[Statistic, float]:
-    """Return the deviation of each statistic from its target: a difference if `points`, else the relative error."""
+    """Return each statistic's deviation from its target: a difference if `points` is true, else the relative error."""
     return {
         row: means[row] - value if row.points else means[row] / value - 1 if value else math.nan
         for row, value in target.values.items()
@@ -157,7 +158,7 @@ def verdict(means: Mapping[Statistic, float], target: Target) -> str:
 
 
 def shown(row: Statistic, x: float) -> str:
-    """Format a deviation, in points or in per cent as its statistic is judged; "-" for NaN."""
+    """Format a deviation: in points if the statistic's `points` is true, else in per cent; "-" for NaN."""
     if math.isnan(x):
         return "-"
     return f"{100 * x:+.1f} points" if row.points else f"{100 * x:+.0f} %"

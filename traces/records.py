@@ -124,8 +124,8 @@ def _csv(path: Path, text: io.TextIOWrapper, fields: Collection[str] | None) -> 
 def _json(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield the objects of a JSON file, each with its line number.
 
-    The file may be a sequence of objects or an array of objects. If it is one object with exactly one list of objects,
-    these are yielded, else the one object.
+    The file may be a sequence of objects or an array of objects. It may also be one object. If exactly one field of
+    that object is a list of objects, the objects in the list are yielded. Otherwise the one object is yielded.
     """
     with opened(path) as file:
         text = file.read().decode("utf-8-sig")

@@ -58,7 +58,7 @@ AGAIN = "with the id of an earlier row"  # why a row is left out
 
 
 def longer(tokens: int) -> str:
-    """Return the words with which `dropped` counts the rows left out for having more than `tokens` tokens."""
+    """Return the key under which `dropped` counts the rows left out for having more than `tokens` tokens."""
     return f"of more than {tokens} tokens"
 
 
@@ -158,10 +158,10 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
 
 
 def foreign(path: Path) -> bool:
-    """Tell whether a Parquet file is not a canonical trace: it has a run's requests, or lacks canonical columns.
+    """Tell whether a Parquet file is not a canonical trace.
 
-    It lacks canonical columns if it has neither request_id, nor arrival_s, nor output_tokens. False for a file that
-    cannot be read.
+    Such a file has a run's requests (column arrival_ns), or has none of the columns request_id, arrival_s and
+    output_tokens. False for a file that cannot be read.
     """
     try:
         names = set(pq.read_schema(path).names)

@@ -108,7 +108,7 @@ def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
 
 
 def _together(by_model: list[F8]) -> float | None:
-    """Return the share of the models' returns from idleness that are within 10 s of another model's return.
+    """Return the share of returns that are within 10 s of another model's return.
 
     A return is a model's first request after more than 2 minutes without any. None if there are fewer than two returns.
     """

@@ -2,12 +2,12 @@
 
 A trace's name is a preset and the parameters that differ from it, as in "hyperbolic-like+models=18+span_s=7200":
 
-hyperbolic-like        seven streams digitised from Prism's Hyperbolic figure, and an eighth of ours
+hyperbolic-like        seven streams digitised from Prism's Hyperbolic figure, and one more stream that is invented
 hyperbolic-like-drift  the same, but streams swap their popularity every 5 minutes, and two streams have herds
 arena-like             stands in for Arena-Chat: its 27 streams, or the 4, 8 or 18 that Prism's released sets use
 aegaeon-like           Poisson streams of equal rates with ShareGPT's lengths, like Aegaeon's released workloads
 sample                 a minute to try things on
-closed                 a closed loop: each client sends its next request when its last one has ended
+closed                 a closed loop: each client sends its next request when its previous one has ended
 poisson                one Poisson stream, whose lengths follow a law with a data set's means (traces/laws.py)
 power-law              Poisson streams; the k-th most popular has a rate proportional to k^-alpha
 hot-cold               two Poisson streams, cold at cold_rps and hot at rate_rps
@@ -86,7 +86,7 @@ class Preset:
 
     @property
     def longest_tokens(self) -> int:
-        """The greatest prompt + output tokens of a request, with any seed."""
+        """An upper bound of the prompt + output tokens of a request, for every seed."""
         if self.lengths in laws.NAMES:
             return self.max_tokens
         prompt, output = self.quantiles
@@ -101,7 +101,7 @@ class Preset:
 
     @property
     def sent(self) -> int:
-        """The number of requests that the clients of one stream of a closed loop send together."""
+        """The number of requests that all clients of one stream of a closed loop send in total."""
         return self.requests or WAVES * self.clients
 
     @property
@@ -194,7 +194,7 @@ REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}
 
 
 def popularity(models: int) -> F8:
-    """Return the share of requests of each of the `models` streams of hyperbolic-like, in order; the sum is 1."""
+    """Return the shares of requests that the streams of hyperbolic-like get, in order of the streams; the sum is 1."""
     counts = np.array([HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(models)], np.float64)
     return np.asarray(counts / counts.sum(), np.float64)
 
@@ -275,7 +275,7 @@ MOST = 1e9  # largest number: as many seconds, in nanoseconds, fit 63 bits
 
 
 def free(name: str) -> list[str]:
-    """Return the names of the parameters of a preset that the name of a trace may set."""
+    """Return the parameters of a preset that a trace's name may set."""
     return [key for key in FREE if name in ONLY.get(key, {name})]
 
 

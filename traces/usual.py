@@ -52,7 +52,8 @@ SHOWN = 12
 def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str, str]:
     """Return the file's column for each canonical column in `missing`, found by its usual names.
 
-    UserError names all that are not found, each with the column whose name is closest.
+    UserError names all canonical columns that are not found, and for each the file's column with a similar name, if
+    any.
     """
     columns: dict[str, str] = {}
     lacks: list[str] = []

@@ -24,9 +24,10 @@ def base(trace: Trace, models: ModelSet, seed: int, assign: Assign = "released")
     """Return the jobs on which SLO bases are measured: the trace at rate scale 1, without SLOs.
 
     A model with fewer than `RARE` requests gets `DRAWN` Poisson arrivals instead. They come at the model's mean rate,
-    or at one request per span if it has none. Their pairs of lengths are drawn from all rows of the trace that the
-    model can serve. The drawn arrivals may go on after the span, and share no prefix blocks. The jobs of a closed loop
-    are not changed. If a trace is too long for memory, only its first `MOST_HELD` requests are used.
+    or at one request per span if the model has no request. Their pairs of lengths are drawn from all rows of the trace
+    that are short enough for the model. The drawn arrivals may go on after the span, and share no prefix blocks. The
+    jobs of a closed loop are not changed. If a trace is too long for memory, only its first `MOST_HELD` requests are
+    used.
     """
     if in_pieces(trace):
         trace = trace.first(spilled.MOST_HELD)

@@ -65,9 +65,11 @@ def build(
 ) -> Jobs:
     """Make the jobs that arrive in the window [0, window_s) and in the `warmup_s` before it; ids follow arrival order.
 
+    `scaling` says how the trace is scaled by `rate_scale`:
+
     none       the trace at its own times; the rate scale must be 1, and there is no warm-up unless it is asked for
     rotate     ceil(rate_scale) copies of the trace; each stream of each copy has its own random offset on the circle
-    replicate  the same number of copies; a stream has the same offset in every copy
+    replicate  as many copies as rotate; a stream has the same offset in every copy
     time       one copy, whose arrival times and span are divided by rate_scale
     clients    as rotate, but whole clients are copied and shifted; the trace must name its clients
 
@@ -76,8 +78,8 @@ def build(
     right to within one. With `clients`, the last copy has some of the clients, with all their requests.
 
     In a closed loop the rate scale multiplies the clients, and neither window nor warm-up cuts the requests: see
-    `_loop`. `slo` gives TTFT and TPOT in seconds by model; a model that it lacks has no SLO. `fold` (see `window_fold`)
-    is the part of the trace that is replayed; None replays all of it. UserError names what is wrong.
+    `_loop`. `slo` gives TTFT and TPOT in seconds by model; a model that `slo` lacks has no SLO. `fold` (see
+    `window_fold`) is the part of the trace that is replayed; None replays all of it. UserError names what is wrong.
     """
     positive("rate scale", rate_scale)
     if scaling not in SCALINGS:
@@ -174,9 +176,10 @@ def closed(trace: Trace) -> synthetic.Preset | None:
 
 
 def hold(trace: Trace, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
-    """Raise UserError if a run, or the copies from which it is cut, would have more requests than the limit.
+    """Raise UserError if a run, or the copies of the trace from which it is cut, would have too many requests.
 
-    Also raise it if whole clients are to be copied and the trace names none.
+    The limit is `MOST_REQUESTS`, or `MOST_IN_FILES` for jobs that are built in pieces. Also raise the error if whole
+    clients are to be copied and the trace names none.
     """
     if scaling == "clients" and closed(trace) is None:
         _named_clients(trace, trace.tenant)
@@ -202,10 +205,10 @@ def window_span_s(trace: Trace, origin: str) -> float:
 def _loop(
     trace: Trace, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
 ) -> Jobs:
-    """Make a closed loop's jobs: each model's clients send the model's rows, one client after the other.
+    """Make a closed loop's jobs: the rows of a model go to its clients in turn, one row to each client per round.
 
-    The clients begin at -`warmup_s` seconds. After the last client the first one continues. A client sends its next
-    request `think_s` after its last one has ended.
+    All clients send their first request at -`warmup_s` seconds. A client sends each further request `think_s` seconds
+    after its previous request has ended.
     """
     if scaling in {"replicate", "time"}:
         raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
@@ -240,7 +243,7 @@ def plan(
 ) -> dict[str, Plan]:
     """Return each model's rate and mean lengths, as an offline planner knows them.
 
-    They are computed from these requests:
+    `origin` names the requests from which they are computed:
 
     held-out  the other fold of a replayed trace; for a synthetic trace, what another seed draws
     window    the fold or the draw that the seed itself replays: an upper bound, because no planner knows the future
@@ -302,7 +305,7 @@ def _seen(trace: Trace, models: ModelSet, origin: Origin, seed: int, assign: Ass
 def rate_rps(trace: Trace, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
     """Return the requests per second of all models at rate scale 1.
 
-    The rate is the one that the trace's generator states, or else that of the rows that are replayed.
+    If the trace's generator states rates, their sum is returned; otherwise the rate of the rows that are replayed.
     """
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     if made is not None and made.rate_rps:
@@ -353,7 +356,7 @@ class _Window(NamedTuple):
 def _copies(
     rows: Picked, rate_scale: float, scaling: Scaling, seed: int, thinned: dict[int, I8]
 ) -> tuple[F8, I8, I8, I8]:
-    """Copy the rows, and shift each copy on the circle; return times in [0, span_s), and each one's row, copy and lap.
+    """Copy the rows, and shift each copy on the circle; return times in [0, span_s), and the row, copy and lap of each.
 
     A row that is shifted past the end of the circle continues at the start, with a lap that is less by 1. `thinned`:
     see `_Window.requests`.
@@ -403,10 +406,10 @@ def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, 
 
 
 def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tuple[I8, I8]:
-    """Return the rows that remain if each unit (a model) keeps `share` of its requests, evenly spaced.
+    """Return the rows that remain if each unit (a model) keeps the fraction `share` of its requests, evenly spaced.
 
     Also return each unit's number of requests up to the end of this piece of the trace. `before` has these numbers up
-    to its begin.
+    to the begin of the piece.
     """
     order = np.argsort(unit, kind="stable")
     counts = np.bincount(unit, minlength=len(before))

@@ -5,13 +5,13 @@ dense, or have routed and shared experts. Layers may have full or sliding attent
 differ. `NAMES` lists all names under which configs state a dimension. Of a multimodal checkpoint only the text part is
 served; its vision tower only adds bytes.
 
-A key that would change bytes or the time of steps, and that is not understood, is named in a one-line error. Such keys
-are those of layers without attention, sparse attention and encoders, and unknown keys that seem to state a dimension
-(`STRUCTURE`).
+A config is refused, with a one-line error that names the key, if a key of `REFUSED` has a value. Such keys describe
+encoders, sparse attention, or layers that have no attention, for example. A config is also refused for an unknown key
+that seems to state a dimension (`STRUCTURE`): it might change bytes or the time of steps.
 
-Two facts may be in no key. Whether an FFN is gated follows from the activation (`UNGATED`, `hidden_activation`,
-`mlp_type`). If `tie_word_embeddings` is missing, the default of the checkpoint's class says whether the head shares the
-embedding (`TIED`: transformers, `configuration_*.py`).
+A config may lack a key for two facts. Whether an FFN is gated follows from the activation (`UNGATED`,
+`hidden_activation`, `mlp_type`). If `tie_word_embeddings` is missing, the default of the checkpoint's class says
+whether the head shares the embedding (`TIED`: transformers, `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ HARMLESS = re.compile(
 
 
 class Read(NamedTuple):
-    """A checkpoint's shape, and the bytes of its layers that only speculative decoding loads."""
+    """A checkpoint's shape, and the bytes of the layers that are loaded for speculative decoding alone."""
 
     shape: Shape
     draft_bytes: int = 0
@@ -150,8 +150,8 @@ def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Sh
     KV cache. UserError, in one line, names the file and the key that is missing, contradictory, unknown or not
     understood.
 
-    If the folder has an index of tensors, the bytes that follow from the keys must be within 1 % of the index's total.
-    They may also be half of that, for weights stored in 32 bits. UserError otherwise.
+    If the folder has an index of tensors, the bytes that follow from the keys are compared with the index's total. They
+    must be within 1 % of the total, or of half the total, as for weights stored in 32 bits. UserError otherwise.
     """
     path = file_of(name)
     label = path.parent.resolve().name if path.name == "config.json" else path.stem
@@ -380,8 +380,8 @@ class _Config:
         """Return a shape whose full-attention layers differ from its sliding-window layers, if the config says so.
 
         The full layers get the head dimension that the config states for them. They get the number of KV heads stated
-        for them only if keys also serve as values (`attention_k_eq_v`), as in transformers. The sliding layers keep the
-        heads of `shape`.
+        for them only if attention keys also serve as values (`attention_k_eq_v`), as in transformers. The sliding
+        layers keep the heads of `shape`.
         """
         same, near = self.keys.get("attention_k_eq_v", False), shape.sliding
         if not isinstance(same, bool):
@@ -437,7 +437,7 @@ class _Config:
         )
 
     def draft(self, shape: Shape) -> int:
-        """Count the parameters of the layers that only speculative decoding loads."""
+        """Count the parameters of the layers that are loaded for speculative decoding alone."""
         n = self.count("draft") or 0
         if not n:
             return 0

@@ -155,7 +155,7 @@ class SetFile:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of a set, with its shape and the stream of the trace that the set's authors released for it.
+    """A model of a set, with its shape and with the stream that the set's authors assigned to it.
 
     If `stream` is None, the model gets a stream by name, order or popularity (`picking.assigned`).
     """
@@ -187,7 +187,7 @@ class ModelSet:
         return tuple((member.stream, member.shift_s) for member in self.members)
 
     def serving(self, most: int) -> ModelSet:
-        """Return the same models, none of which serves a request of more than `most` tokens (prompt + output)."""
+        """Return the same set, where no model serves requests of more than `most` tokens (prompt + output)."""
         cut = (m.shape._replace(max_tokens=min(m.shape.max_tokens, most)) for m in self.members)
         return replace(
             self, members=tuple(replace(m, shape=shorter) for m, shorter in zip(self.members, cut, strict=True))
@@ -237,7 +237,7 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 
 
 def shape(text: str) -> Shape:
-    """Return the shape of a model, given as `Asked`: by name, id or path, with the number formats.
+    """Return the shape of a model in the number formats that `text` states; `text` has the form of `Asked`.
 
     UserError suggests a similar name if there is no such model.
     """
@@ -353,9 +353,9 @@ def _numbered(names: Iterable[str]) -> Iterator[str]:
 
 
 def as_asked(name: str) -> tuple[str, ...]:
-    """Return each model of a set as the file of a set would state it: the name or path of its shape, with its formats.
+    """Return the text of each model of a set: the name or path of its shape, with its qualifiers except `tp`.
 
-    Paths of checkpoints are absolute. UserError as for `model_set`.
+    A file of a set states its models in this form. Paths of checkpoints are absolute. UserError as for `model_set`.
     """
     every = model_set(name).members
     head = name.partition("+models=")[0]

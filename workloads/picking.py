@@ -49,7 +49,7 @@ def _halved(trace: Trace) -> bool:
 
 
 class Assignment(NamedTuple):
-    """The stream of each model of a set, the seconds by which it is shifted, and the rule that chose the streams."""
+    """The stream of each model of a set, the stream's shift in seconds, and the rule that chose the streams."""
 
     rule: Rule
     streams: tuple[tuple[str, float], ...]  # in the order of the set's models
@@ -58,15 +58,15 @@ class Assignment(NamedTuple):
 def assigned(trace: Trace, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
     """Assign a stream to each model of the set, and name the rule used. Raises UserError if streams are too few.
 
-    The first of the first four rules that applies is used. With `assign` "shuffled" or "square", that rule is used
-    instead.
+    With `assign` "released", the first of the rules "released" to "by traffic" that applies is used. With `assign`
+    "shuffled" or "square", the rule of that name is used.
 
     released    the streams that the set names, if the trace has them
     by name     a model whose name equals a stream's gets that stream; the other models follow the next two rules
     in order    the k-th model gets the k-th stream, if the trace is `ordered`
     by traffic  the most popular streams, as many as there are models, in an order that the seed draws
     shuffled    the streams that the rules above choose, in an order that the seed draws
-    square      over the seeds of a square, each of the busiest streams meets each size class of models once; see
+    square      over the seeds of a square, each of the busiest streams goes once to each size class of models; see
                 `square_seeds` and workloads/square.py
     """
     assigned = _named(trace, models, seed)
@@ -181,8 +181,8 @@ def in_pieces(trace: Trace) -> bool:
 class Picking(NamedTuple):
     """A trace, a model set, and the choices that decide which rows the models serve.
 
-    Models' shifts apply after arrival times are divided by `time_scale`. `maker` replaces the trace's generator.
-    `drawn` is the seed of the generator; if it is None, `seed` is.
+    Models' shifts apply after arrival times are divided by `time_scale`. `maker` replaces the trace's generator. The
+    generator draws with the seed `drawn`, or with `seed` if `drawn` is None.
     """
 
     trace: Trace

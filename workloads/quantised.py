@@ -1,13 +1,13 @@
-"""Number formats of a checkpoint's weights: `quantization_config`, or `hf_quant_config.json` beside the config.
+"""Number formats of a checkpoint's weights: `quantization_config`, or `hf_quant_config.json` in the config's folder.
 
 A format is a number of bytes per parameter, scales included. Embeddings, head, router and norms stay in 16 bits, and so
 do the modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`). If only
-a part of a group of modules is quantised, the group's `Format` has the mean. A config names modules in one of these
-ways, depending on the software that reads it:
+a part of a group of modules is quantised, the group's `Format` has the mean bytes per parameter. A config names modules
+in one of these ways, depending on the software that reads it:
 
     re:PATTERN   a regular expression (compressed-tensors); one that might take long to match is refused
-    a.*.b        a shell pattern that matches a module or one that contains it (modelopt, transformers' mxfp4)
-    a.b          a module, one that contains it, or the last part of the name of either (transformers, vLLM)
+    a.*.b        a shell pattern for the name of a module or of one that contains it (modelopt, transformers' mxfp4)
+    a.b          the name of a module or of one that contains it, or the last part of this name (transformers, vLLM)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 valu
 def of_checkpoint(shape: Shape, keys: Mapping[str, Any], beside: Mapping[str, Any], where: str) -> Shape:
     """Return the shape with the formats that its config states. UserError for an unknown method of quantisation.
 
-    `keys` is the config. `beside` has the keys of `hf_quant_config.json`; if there are any, they are used instead.
+    `keys` is the config. `beside` has the keys of `hf_quant_config.json`; if it has any, it is used instead of `keys`.
     """
     stated = keys.get("quantization_config") or keys.get("compression_config")
     if beside:
@@ -226,7 +226,7 @@ def _kv8(stated: Mapping[str, Any]) -> bool:
 
 
 def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
-    """Return a function that tells whether a pattern matches a module's name or that of a module that contains it.
+    """Return a function that tells whether a pattern matches the name of a module, or of one that contains the module.
 
     `wrong` makes the error for a pattern that cannot be used.
     """

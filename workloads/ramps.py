@@ -5,8 +5,9 @@ bench_kvcached_vllm.py, `get_ramp_up_down_requests`; results of 88b6753). In suc
 `peak`, ... 2, 1 requests, evenly spaced within each second, so `peak`^2 in all. Model i (from 0) begins after i x (peak
 // 4 + 2 x peak) seconds.
 
-All prompts have the same length. An output ends after each token with the same chance, and at a cap at the latest; the
-mean length sets the chance. Arrivals are not random; a seed decides which request has which output.
+All prompts have the same length. After each token, an output ends with a fixed probability; it also ends when it
+reaches a cap. The probability follows from the mean length. Arrivals are not random; a seed decides which request has
+which output.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
 
     The usual rule is a multiple of the base that the set's authors released, if there is one for every model, else of
     P95. Only the set light8 has released bases (`[[model]] released` of its file, from Prism's `trace.py`, on H100s).
-    Kernels of models that share a GPU run in turn, so few rates meet 5 x the P95 of a dedicated GPU. Prism's
-    experiments used 5 x the released bases.
+    Kernels of models that share a GPU run one after the other, so few rates meet 5 x the P95 of a dedicated GPU.
+    Prism's experiments used 5 x the released bases.
     """
     usual = "released" if all(member.released_s is not None for member in models.members) else "P95"
     return in_full(text or usual, scale)

@@ -1,9 +1,9 @@
-"""Streams assigned to models by a Latin square: over its seeds each busy stream meets each size class once.
+"""Streams assigned to models by a Latin square: over its seeds each busy stream goes once to each size class.
 
 The models of a set fall into n classes of size. With every seed the n busiest streams go to n models, one of each
 class. Over the n seeds of a square each of these streams goes to every class once. The seed also draws the model within
 the class, and the models that get the other streams. So a busy stream goes to every class equally often, however many
-models the class has. With the rule `shuffled` it goes to every model equally often, on average.
+models the class has. With the rule `shuffled` a busy stream goes to every model equally often, on average.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
 
 
 def latin(order: int, number: int) -> I8:
-    """Draw Latin square `number`: a row is a seed, a column a stream (busiest first), and an entry a size class."""
+    """Draw Latin square `number`: its rows are seeds, its columns streams (busiest first), its entries size classes."""
     draw = rng(number, "square")
     rows, columns, names = (draw.permutation(order) for _ in range(3))
     return np.asarray(names[(rows[:, None] + columns[None, :]) % order], np.int64)

@@ -16,6 +16,6 @@ SIZED = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxser
 
 
 def memory(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return {"pool_bytes": POOL_BYTES} if the settings agree with WORLD and set no memory; else {}."""
+    """Return {"pool_bytes": POOL_BYTES} if the settings agree with WORLD and set no size of memory; else {}."""
     world = all(given.get(key, value) == value for key, value in {**WORLD, "mem_fraction": MEM_FRACTION}.items())
     return {"pool_bytes": POOL_BYTES} if world and not given.keys() & MEMORY else {}

@@ -1,6 +1,6 @@
 """The public cut of Arena-Chat (the columns of its real_trace.pkl as CSV): 27 streams in 600 s.
 
-VTC's authors lost the original and re-sampled it; Prism ships the same file.
+VTC's authors lost the original trace and re-sampled it. Prism ships the re-sampled file too.
 """
 
 FILES = ("*real_trace.csv",)

@@ -8,8 +8,8 @@ it is the file's time of modification.
 
 A counter does not show single requests. So arrival times are drawn uniformly between two scrapes, and prompts and
 outputs are paired at random. Lengths are drawn uniformly within their bucket of the histogram. If there is a counter of
-tokens, they are drawn so that they add up to it. The label model_name names the model. Requests that clients aborted,
-and those that failed, are left out and counted.
+tokens, the lengths are drawn so that their sum is the counter's rise. The label model_name names the model. Requests
+that clients aborted, and those that failed, are left out and counted.
 """
 
 from __future__ import annotations

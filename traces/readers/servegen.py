@@ -31,7 +31,7 @@ RATE_RPS = 10.0
 
 
 class Window(NamedTuple):
-    """The parameters of a client's arrivals in the window of `WINDOW_S` that begins at `at`, in seconds."""
+    """The arrivals of a client in one window, which lasts `WINDOW_S` seconds and begins at `at` seconds."""
 
     at: float
     rate_rps: float

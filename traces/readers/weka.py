@@ -2,9 +2,9 @@
 
 The fields are described in vllm-project/guidellm 0fb0fbb docs/guides/trace_replay.md and
 callanjfox/agentic-coding-analysis docs/TRACE_FORMAT.md. `t` is seconds from the begin of the session, `in` and `out`
-are tokens, and `hash_ids` are the prompt's blocks. An entry of `type` subagent is a group with calls of its own. If the
-group's first call has a smaller `t` than the group, the `t` of its calls is counted from the group's. Sessions have no
-dates, so each session begins at the last call of the previous one.
+are tokens, and `hash_ids` are the prompt's blocks. An entry of `type` subagent is a group with calls of its own, and
+has a `t` too. If the `t` of its first call is smaller than that, the calls count their `t` from the begin of the group.
+Sessions have no dates, so each session begins at the last call of the previous one.
 """
 
 from __future__ import annotations
