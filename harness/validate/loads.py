@@ -120,7 +120,7 @@ class Setting(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The model's shape, for requests of at most `served` tokens (prompt + output).
+        """The model's shape, for requests of at most `served` tokens (prompt and output together).
 
         If sampling is greedy, the shape's `sampled` is false.
         """
@@ -133,7 +133,7 @@ class Setting(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """The machine's configuration: the engine's usual settings, of which `flags` replaces some."""
+        """Return the machine's configuration: the engine's usual settings, but with the values in `flags`."""
         usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
         flags = {**usual._asdict(), **dict(self.flags)}
         served = (Served("model", self.shape, self.tp),)

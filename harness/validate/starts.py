@@ -151,7 +151,7 @@ class Ours(NamedTuple):
 def ours(start: Start, model: str | None = None, gpu: str | None = None) -> Ours:
     """Return the simulator's weights for a start and, if `gpu` is given, its settings and KV memory.
 
-    `model` replaces the log's. Raises UserError for an unknown model, card or release.
+    `model` replaces the model that the log states. Raises UserError for an unknown model, card or release.
     """
     shape = _shape(start, model)
     weights = shapes.weight_bytes(shape, start.tp)
