@@ -79,8 +79,8 @@ def unfit(runs: pd.DataFrame) -> str:
 def flat(standings: Iterable[Standing], panels: Iterable[Panel]) -> str:
     """Say that differences of attainment are shown instead of ratios where curves are flat; "" if none are shown.
 
-    If all these differences are at the same rates, the text lists the rates; otherwise it only says how many there are.
-    On an axis other than the rate, it means places on that axis instead of rates.
+    If all these differences are at the same rates, the text lists the rates; otherwise it says "three rates". If an
+    axis is not the rate, the text lists values on that axis, or says "three places of each axis".
     """
     undecided = (standing for standing in standings if standing.decisive is None)
     rates = {tuple(x for x, _ in standing.differences) for standing in undecided if standing.differences}

@@ -244,10 +244,10 @@ def _curves(
 def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[str, int]:
     """Count, for each series, those series drawn above it whose lines cover its line.
 
-    Two lines cover each other on two conditions. The rates that both have are at least the share `ALONG` of each line's
-    rates. The lines are near at all these rates. With `share`, near means a difference of at most `NEAR`, and rates at
-    which both values are below the axis (`FLOOR`) are ignored. Otherwise near means a difference of at most ten times
-    `NEAR`, relative to the larger value.
+    Two lines cover each other on two conditions. The rates that both have are at least the fraction `ALONG` of each
+    line's rates. The lines are near at all these rates. With `share`, near means a difference of at most `NEAR`, and
+    rates at which both values are below the axis (`FLOOR`) are ignored. Otherwise near means a difference of at most
+    ten times `NEAR`, relative to the larger value.
     """
     of = {series: frame[frame["series"] == series].set_index("rate_scale")["mean"] for series in order}
 

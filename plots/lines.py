@@ -131,9 +131,9 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
 def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     """Draw the overview, then pages of curves with at most `MOST` panels each; call within `style.theme()`.
 
-    A study of the fewest GPUs has a page of these instead of the overview, and one page of curves. Panels on which all
-    systems are at 100 % are left out; the first page of curves names them. Raises UserError if there is nothing to
-    draw.
+    Panels on which all systems are at 100 % are left out; the first page of curves names them. If the study is of the
+    fewest GPUs, the first page shows the GPU counts instead of the overview. The second page then has the curves of all
+    panels. Raises UserError if there is nothing to draw.
     """
     if facts.layout == FLEET:
         curved = draw(table, facts, note)  # raises where there is nothing

@@ -64,7 +64,7 @@ class Closed(NamedTuple):
         return (int(self.least * self.output) + self.output) / 2
 
     def jobs(self) -> Jobs:
-        """Return `WAVES` requests for each client; each one arrives when the client's previous one ends."""
+        """Return `WAVES` requests for each client; each request arrives when the client's previous request ends."""
         n = WAVES * self.clients
         after = np.arange(n, dtype=np.int32) - self.clients
         arrival_s = np.where(after < 0, 0.0, np.inf)

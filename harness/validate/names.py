@@ -61,7 +61,7 @@ def gpu(name: str) -> str:
 def model(name: str, given: Iterable[str] = ()) -> str:
     """Return the name of a model's shape. Raises UnknownName if there is none.
 
-    `name` is in `given`, in `workloads/`, or an id on huggingface.co.
+    `name` may be from `given`, from `workloads/`, or an id on huggingface.co.
     """
     from workloads.models import shapes
 

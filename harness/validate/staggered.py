@@ -271,8 +271,8 @@ def process(run: Measured) -> Held:
 def _most_bytes(load: Load) -> float:
     """Return the upper limit of the estimated bytes of a process besides weights.
 
-    Each model gets an equal part of the card's memory. The limit is 99 % of what the weights and the KV of the longest
-    request leave of this part. It is negative if these two do not fit.
+    The models share `SHARE` of the card's memory equally. The limit is 99 % of what the weights and the KV of the
+    longest request leave of one model's part. It is negative if these two do not fit.
     """
     share = SHARE * quantities.gpu(GPU).mem_bytes / load.models
     return 0.99 * (share - weight_bytes(load.shape) - load.shape.max_tokens * kv_token_bytes(load.shape))
