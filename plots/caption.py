@@ -77,10 +77,10 @@ def unfit(runs: pd.DataFrame) -> str:
 
 
 def flat(standings: Iterable[Standing], panels: Iterable[Panel]) -> str:
-    """Say that differences of attainment are shown instead of ratios where curves are flat.
+    """Say that differences of attainment are shown instead of ratios where curves are flat; "" if none are shown.
 
-    The text lists the rates of these differences if they are the same everywhere. On an axis other than the rate, it
-    lists the places on that axis.
+    If all these differences are at the same rates, the text lists the rates; otherwise it says "three rates". If an
+    axis is not the rate, the text lists values on that axis, or says "three places of each axis".
     """
     undecided = (standing for standing in standings if standing.decisive is None)
     rates = {tuple(x for x, _ in standing.differences) for standing in undecided if standing.differences}
@@ -265,7 +265,11 @@ def parts_of(name: str, e: Estimate | None) -> dict[str, Any]:
 
 
 def differences(name: str, standing: Standing) -> dict[str, Any]:
-    """Return cells of a table: the rates that are compared, and the differences of attainment there, in points."""
+    """Return a standing's differences of attainment as cells of a table.
+
+    Each difference has two groups of cells: the rate (or other x) at which attainment is compared, and the difference
+    in percentage points with its interval.
+    """
     cells = dict[str, Any]()
     for k, (x, gap) in enumerate(standing.differences, 1):
         cells |= {f"at_{k}": x} | ends_of(f"{name}_{k}", gap.times(100))

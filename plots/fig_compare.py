@@ -1,4 +1,4 @@
-"""Attainment and P95 latency of systems over the rate, from the file attainment.parquet of a sweep alone."""
+"""Attainment and P95 latency of systems by rate, drawn from the file attainment.parquet of a sweep alone."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
 
 
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
-    """Split the table of a real trace into one table for each half of the trace; return another table whole.
+    """Split the table of a real trace into one table for each half of the trace.
 
-    `halves` has the seeds that replay each half.
+    `halves` has the seeds that replay each half. If it is empty, the list has only the given table.
     """
     split = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
     return list(split) or [table]
@@ -91,8 +91,8 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
 def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), level: float = LEVEL) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system that did not fit in some run is not drawn, and the caption says so. `every` has the `points` of the table.
-    For a real trace it has those of each half instead, whose curves are drawn as thin lines.
+    A system that did not fit in some run is not drawn, and the caption says so. `every` has the frames to draw, each
+    made by `points`: one of the whole table or, for a real trace, one of each half. Curves of halves are thin lines.
     """
     unfit = summaries.infeasible(table)
     frames = [part[~part["label"].isin(unfit)] for part in every or [points(table)]]
@@ -244,9 +244,10 @@ def _curves(
 def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[str, int]:
     """Count, for each series, those series drawn above it whose lines cover its line.
 
-    Two lines cover each other if they are near at all rates that both have, and if these are most of the rates of each
-    (`ALONG`). With `share`, near means a difference of at most `NEAR`; values below the axis (`FLOOR`) are ignored.
-    Otherwise near means a difference of at most ten times `NEAR`, relative to the larger value.
+    Two lines cover each other on two conditions. The rates that both have are at least the fraction `ALONG` of each
+    line's rates. The lines are near at all these rates. With `share`, near means a difference of at most `NEAR`, and
+    rates at which both values are below the axis (`FLOOR`) are ignored. Otherwise near means a difference of at most
+    ten times `NEAR`, relative to the larger value.
     """
     of = {series: frame[frame["series"] == series].set_index("rate_scale")["mean"] for series in order}
 

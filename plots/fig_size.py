@@ -1,4 +1,4 @@
-"""Attainment of the worst model over the GPUs that were tried, and over their price per day.
+"""Attainment of the worst model by the number of GPUs that were tried, and by their price per day.
 
 bench size --trace mine.parquet --models mine.toml --gpu h100,l40s
 """

@@ -44,7 +44,8 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
 def points(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows to draw, with leads in percentage points.
 
-    The row of the unchanged machine comes first. The constants follow, those that change the lead the most first.
+    The row of the unchanged machine comes first. The constants follow: the more a constant changes the lead, the
+    earlier.
     """
     leads = frame[frame["mean"].notna()].copy()
     for name in ("mean", "low", "high"):

@@ -39,9 +39,9 @@ def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return the turns to draw: those of a phase within the first SPAN_S seconds, on the first GPUS values of `gpus`.
+    """Return the turns to draw: those of a phase in the first SPAN_S seconds, on at most GPUS values of `gpus`.
 
-    Values of the column `gpus` without such a turn do not count. Raises UserError if there is no such turn.
+    These are the first GPUS values that have such a turn. Raises UserError if there is no such turn.
     """
     rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0) & (turns["start_s"] < SPAN_S)]
     if not len(rows):

@@ -130,7 +130,7 @@ Shown = tuple[str, str, str, float, str, str]  # panel, series, system, x, measu
 
 
 def _shown(panel: Panel, about: About) -> Iterator[Shown]:
-    """Yield each value of a condition that the figures show, as (panel, series, system, x, measure, model)."""
+    """Yield the values that the figures show for a condition: (panel, series, system, x, measure, model) of each."""
     rps = panel["unit_rps"] - COLD_RPS
     match panel["name"]:
         case "figures 4 and 5a":

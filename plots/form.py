@@ -112,7 +112,10 @@ def width(made_for: float) -> float:
 
 
 def called(label: str) -> str | None:
-    """Return the name that --rename gives a label, followed by the label's part in brackets; None if it gives none."""
+    """Return the name that --rename gives a label; None if it gives none.
+
+    If --rename names only the part of the label before the brackets, the brackets are appended to the new name.
+    """
     rename = ASKED.get().rename
     head, bracket, rest = label.partition(" (")
     if label in rename:

@@ -1,4 +1,4 @@
-"""Attainment over rates, SLO scales, GPUs or models: a line of panels per condition, a column per trace and definition.
+"""Attainment by rate, SLO scale, GPUs or models: a line of panels per condition, a column per trace and definition.
 
 The first page of a study is its overview (overview.py), or its fewest GPUs (fewest.py). These curves are on the pages
 after it.
@@ -111,10 +111,11 @@ def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
 
 
 def arranged(panels: Sequence[Panel]) -> list[Line]:
-    """Arrange panels in lines: a line for each condition, models, GPUs and SLO, with a panel for each column.
+    """Arrange panels in lines, with at most one panel for each column.
 
-    Panels that differ only in other fields are in separate lines. The two halves of a real trace are drawn as one
-    panel, and only the first half is listed.
+    The panels of a line have the same condition, models, GPUs and SLO. If two such panels have the same column, the
+    second one is in another line. The two halves of a real trace are drawn as one panel, and only the first half is
+    listed.
     """
     lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
     for panel in (other for other in panels if together(other, panels)[0] == other):
@@ -130,9 +131,9 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
 def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     """Draw the overview, then pages of curves with at most `MOST` panels each; call within `style.theme()`.
 
-    A study of the fewest GPUs has a page of these instead of the overview, and one page of curves. Panels on which all
-    systems are at 100 % are left out; the first page of curves names them. Raises UserError if there is nothing to
-    draw.
+    Panels on which all systems are at 100 % are left out; the first page of curves names them. If the study is of the
+    fewest GPUs, the first page shows the GPU counts instead of the overview. The second page then has the curves of all
+    panels. Raises UserError if there is nothing to draw.
     """
     if facts.layout == FLEET:
         curved = draw(table, facts, note)  # raises where there is nothing
@@ -237,9 +238,10 @@ def _looks(frame: pd.DataFrame, facts: About) -> dict[str, style.Look]:
 
 
 def _title(column: int, lines: Sequence[Line]) -> str:
-    """Return the title of a column: its first trace, and below it each other trace with the letters of its lines.
+    """Return the title of a column: the trace of its first panel and, below it, each other trace in the column.
 
-    The title leaves out the traces' parameters, which the caption states.
+    Each of the other traces is preceded by the letters of its lines of panels. Parameters of traces are left out; the
+    caption states them.
     """
     of: dict[str, list[str]] = {}
     for letter, line in zip(page.LETTERS, lines, strict=False):

@@ -1,4 +1,4 @@
-"""Ratios of the rates that two systems sustain: a coloured table of conditions, or of steps, and pairs of systems.
+"""Ratios of the rates that two systems sustain, as a coloured table: rows are conditions or steps, columns are pairs.
 
 Steps lead from a fair default to a paper's setting. One column has the ratio under all assumptions so far, another the
 ratio under each assumption alone.
@@ -67,9 +67,9 @@ def _pair(claimed: Claimed) -> Pair:
 def _cells(shown: Sequence[Claimed], facts: About) -> tuple[Cells, list[str]]:
     """Group ratios by cell of the figure, and list the names of rows and columns that are left out.
 
-    A cell has several ratios if its condition has several cases. A row or column is left out if the models fit on the
-    GPUs in none of its cases. A step may have a second panel for the other end of its band. That panel has no cell if
-    the step itself is shown.
+    A cell has several ratios if its condition has several cases. A row or column is left out if, in every one of its
+    cases, the models do not fit on the GPUs. If this is so for all rows, none is left out. A step may have a second
+    panel, for the other end of its band. This panel has no cell if the step's own panel is shown.
     """
     names, steps = {each.panel["name"] for each in shown}, _steps(facts)
     cells: Cells = {}

@@ -125,9 +125,9 @@ def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str])
 def chosen(table: pa.Table, facts: About) -> list[Cell]:
     """Return the cells to draw, at most `MOST`, in the study's order.
 
-    Cells in which all systems are at 100 % are left out. Cells on fitted traces are preferred to cells that have halves
-    only. The next preference is for cells with claims. Among cells that differ only in parameters of their trace, the
-    first one is preferred.
+    Cells in which all systems are at 100 % are left out. If too many remain, those on fitted traces are preferred to
+    those with halves only. Among these, cells with claims are preferred. Then, of cells that differ only in the
+    parameters of their trace, the first one is preferred.
     """
     telling = [
         cell

@@ -111,7 +111,7 @@ def wrapped(text: str, inches: float, points: float) -> str:
 
 
 def title(axis: Axes, text: str, points: float = 6.5, more_in: float = 0.0, **more: Any) -> None:
-    """Write a title at the left above a panel, in smaller type if it is wider than the panel and `more_in` inches."""
+    """Write a title at the left above a panel, in smaller type if it is wider than the panel plus `more_in` inches."""
     axis.set_title(text, loc="left", fontsize=fitting(text, length_in(axis.xaxis) + more_in, points), **more)
 
 
@@ -273,7 +273,7 @@ def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: boo
 def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float) -> None:
     """Draw a bar for each row of (value, colour, text, x).
 
-    The text stands to the right of the bar and of that x. The last labelled tick is at most `most`.
+    The text is to the right of both the bar and x. The last labelled tick is at most `most`.
     """
     for y, (value, color, text, beyond) in enumerate(rows):
         axis.barh(y, value, 0.7, color=color)

@@ -46,7 +46,7 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def _offered_rps(rows: pa.Table, x: float) -> float:
-    """Return the mean over a panel's runs of the requests per second that were offered at x."""
+    """Return the offered requests per second at x: the mean over a panel's runs."""
     frame = rows.select(["x", "over", "definition", "value"]).to_pandas()
     offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & (frame["x"] == x)]
     return float(offered["value"].mean())

@@ -1,4 +1,4 @@
-"""Predicted over measured values, as points along a diagonal: kernels, steps, end-to-end runs, specs on servers."""
+"""Predicted against measured values, as points along a diagonal: kernels, steps, end-to-end runs, specs on servers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def runs(frame: pd.DataFrame) -> Figure:
 
 
 def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
-    """Draw simulated over measured values of the same specs: attainment, and quantiles of TTFT and TPOT.
+    """Draw simulated against measured values of the same specs: attainment, and quantiles of TTFT and TPOT.
 
     `frame` has the cells that `harness.validate.ranks.cells` returns, a row each. Call within `style.theme()`.
     """

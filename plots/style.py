@@ -92,7 +92,7 @@ _SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", "#3f7f93", "#7f
 def tints(color: str) -> list[str]:
     """Return three colours of the hue of `color` that differ from it and from each other by lightness.
 
-    Colour-blind readers can therefore distinguish them, also in greyscale. None is too light to be seen on white.
+    Colour-blind readers can therefore distinguish them, also in greyscale. All are dark enough to be seen on white.
     """
     red, green, blue = to_rgb(color)
     light = 0.2126 * red + 0.7152 * green + 0.0722 * blue

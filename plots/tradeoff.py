@@ -1,4 +1,4 @@
-"""Attainment and GPU-hours over settings of one field, in the study's order: a line for each condition."""
+"""Attainment and GPU-hours by setting of one field, in the study's order: a line for each condition."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _ends(name: str, e: Estimate) -> dict[str, float]:
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
-    """Draw attainment and GPU-hours over the settings, and attainment over GPU-hours; call within `style.theme()`.
+    """Draw attainment and GPU-hours by setting, and attainment by GPU-hours; call within `style.theme()`.
 
     Raises UserError if there is nothing to draw.
     """

@@ -114,7 +114,7 @@ def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
 class Pair(NamedTuple):
     """Two models that worked at the same time: their kinds of work, and the measured and simulated slow-down of each.
 
-    A slow-down is the seconds of a model's unit of work beside the other model, divided by its seconds alone.
+    A slow-down is the seconds of a model's unit of work while the other model works, divided by its seconds alone.
     """
 
     mode: str

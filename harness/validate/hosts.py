@@ -102,9 +102,9 @@ def groups(case: Case) -> tuple[str, ...]:
 
 
 def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return tables that together describe exactly the given cases, by file and the values of `columns`.
+    """Return tables that together match exactly the given cases, by file and the values of `columns`.
 
-    A table has a file, and a list of values for each column. It describes every combination of these values.
+    A table has a file and, for each column, a list of values. It matches every combination of these values in the file.
     """
     each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in cases)
     boxes: list[tuple[Any, ...]] = list(each)
@@ -121,10 +121,10 @@ def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
 
 
 def inputs(cases: Sequence[Case]) -> str:
-    """Hash the inputs of the fits: each row's conditions, load and measurements, and the table of the GPU's kernels.
+    """Hash the inputs of the fits: each row's conditions, load and measurements, and the GPU's table of kernel costs.
 
-    The simulator's code is not hashed. To see whether changed code still gives the stored constant, refit the rows that
-    `stages` selects.
+    The simulator's code is not hashed. After a change of the code, refit the rows that `stages` selects, to see whether
+    the profiles in `hosts.toml` still result.
     """
     table = tomllib.loads((quantities.TABLES / f"{GPU}.toml").read_text("utf-8"))
     table.pop("co_run", None)  # it prices a model beside others

@@ -64,7 +64,7 @@ class Closed(NamedTuple):
         return (int(self.least * self.output) + self.output) / 2
 
     def jobs(self) -> Jobs:
-        """Return `WAVES` requests for each client; each one arrives when the client's previous one ends."""
+        """Return `WAVES` requests for each client; each request arrives when the client's previous request ends."""
         n = WAVES * self.clients
         after = np.arange(n, dtype=np.int32) - self.clients
         arrival_s = np.where(after < 0, 0.0, np.inf)
@@ -120,7 +120,7 @@ class Setting(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The model's shape, for requests of at most `served` tokens (prompt + output).
+        """The model's shape, for requests of at most `served` tokens (prompt and output together).
 
         If sampling is greedy, the shape's `sampled` is false.
         """
@@ -133,7 +133,7 @@ class Setting(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """The machine's configuration: the engine's usual settings, of which `flags` replaces some."""
+        """Return the machine's configuration: the engine's usual settings, but with the values in `flags`."""
         usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
         flags = {**usual._asdict(), **dict(self.flags)}
         served = (Served("model", self.shape, self.tp),)

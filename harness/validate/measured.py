@@ -40,7 +40,7 @@ METRICS = (*MEANS, *TAILS)
 
 
 class Case(NamedTuple):
-    """A measured row: its setting, the stage of its load (None: all stages), and its values by names of `METRICS`."""
+    """A measured row: its setting, the stage of its load (None: all stages), and its measurements keyed by metric."""
 
     file: str
     row: int  # line of the file
@@ -369,10 +369,10 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
 
 
 def _holds(box: Mapping[str, Any], row: CsvRow) -> bool:
-    """Tell whether a host profile was fitted to a row.
+    """Tell whether a host profile was fitted to a row, according to one table of the profile's fitted rows.
 
-    `box` is one table of the profile's fitted rows. It includes a row if it has the row's file and lists the row's
-    value of each of its columns.
+    `box` is that table. It names a file and, for each of some columns, a list of values. The row must come from this
+    file, and its value of each of these columns must be in the column's list.
     """
     return box["file"] == row.path.name and all(
         value(row.values.get(column, "")) in map(value, values) for column, values in box.items() if column != "file"

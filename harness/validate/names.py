@@ -61,7 +61,7 @@ def gpu(name: str) -> str:
 def model(name: str, given: Iterable[str] = ()) -> str:
     """Return the name of a model's shape. Raises UnknownName if there is none.
 
-    `name` is in `given`, in `workloads/`, or an id on huggingface.co.
+    `name` may be from `given`, from `workloads/`, or an id on huggingface.co.
     """
     from workloads.models import shapes
 
@@ -110,7 +110,8 @@ def quantised(name: str, dtype: str) -> tuple[str, str, str]:
     """Return a model's name with its formats, its number format in a word, and "MoE" or "dense".
 
     A 16-bit checkpoint has the format in `dtype`, a column of the row. Any other checkpoint has a format of its own,
-    whatever `dtype` says: in all rows of gpt-oss it is nvfp4. Raises UnknownName for an unknown model.
+    and `dtype` is ignored. For example, all rows of gpt-oss have the `dtype` nvfp4, but the checkpoint is MXFP4. Raises
+    UnknownName for an unknown model.
     """
     from workloads.models import repos, shape, shapes
 

@@ -56,7 +56,10 @@ class Predicted(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of each GPU: room for the weights of its models, and for the KV of some requests of each."""
+    """The memory of each GPU.
+
+    It has room for the weights of its models and, per model, for the KV of `requests` requests of the greatest length.
+    """
 
     requests: int  # longest requests, for whose KV each model has room
 
@@ -214,8 +217,8 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 def slo_rule(plan: Plan) -> str:
     """Return an SLO rule in seconds, computed from the simulated seconds of one request alone.
 
-    The TTFT limit is the seconds that a server takes to start, plus TTFT_X times those to a first token. The TPOT limit
-    is TPOT_X times the seconds of a decode step.
+    The TTFT limit is the time that a server takes to start, plus TTFT_X times the time from arrival to the first token.
+    The TPOT limit is TPOT_X times the time of a decode step.
     """
     setup = Setup(resolve(plan.spec(1, "sim")))
     config, priced = setup.config, setup.machine
@@ -237,7 +240,11 @@ def _lines(table: pd.DataFrame, side: str, count: int, shares: dict[float, float
 
 
 def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:
-    """List the systems with runs that were skipped, did not fit or are invalid, and the first such run's reason."""
+    """Yield a line for each system with runs that were skipped, did not fit or are invalid.
+
+    A line has the number of these runs, and the reason of the first one. `side` names where they ran: on servers or in
+    the simulator.
+    """
     for column, says in (("skipped", "cannot run on"), ("infeasible", "does not fit on"), ("invalid", "invalid on")):
         rows = table[table[column].notna()].drop_duplicates(["run"])
         for label, group in rows.groupby(table["label"].astype(str), sort=False):

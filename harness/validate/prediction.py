@@ -1,11 +1,11 @@
 """Predictions of the simulator that are stored before the servers run: `results/predictions/NAME.toml` and its page.
 
-    python -m harness.validate.prediction requests      # draws the file REQUESTS again, with rows of the same bytes
+    python -m harness.validate.prediction requests      # writes the file REQUESTS again; its rows have the same bytes
     python -m harness.validate.prediction NAME          # simulates CAMPAIGN; stops if prediction NAME exists
 
 CAMPAIGN is the campaign that `probe/ORDER.md` runs on real servers. A prediction is never edited; tests check its
-digest. A prediction by another law of GPU sharing gets a new file. `bench validate FOLDER` prints the predictions for
-the runs in the folder, next to what was measured.
+digest. If the simulator's law of GPU sharing changes, the new prediction gets a file of its own. `bench validate
+FOLDER` prints the predictions for the runs in the folder, next to what was measured.
 """
 
 from __future__ import annotations

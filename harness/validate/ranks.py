@@ -2,8 +2,8 @@
 
 The comparison takes scored runs of the same specs on both. A condition is a spec without its system and seed. Each seed
 is a repeat. A pair of systems counts only if the servers rank it: at least REPEATS repeats are valid, and the 95 %
-interval of the paired difference in attainment excludes 0. Runs are left out if they did not measure their servers
-(`invalid`). The table of pairs says how many repeats of a pair were left out.
+interval of the paired difference in attainment excludes 0. Invalid runs (column `invalid`) are left out, because their
+numbers do not describe the servers. The table of pairs says how many repeats of a pair were left out.
 """
 
 from __future__ import annotations

@@ -2,20 +2,21 @@
 
 A CSV with the columns of `COLUMNS` has one row per instance; each model on the card is one instance. A `set` of the
 form `sweep...-baseline` means a static split of memory, and `sweep...-kvcached` means elastic memory. A file may have
-either or both. Rows of one model at equal lengths belong together (`Load`). A column `model` names the model. If the
-model is unknown, its shape comes from columns or from the caller. kvcached's own files have `size_b` instead, where 7
-means Qwen2.5-7B. A `peak` is the highest rate of a model's ramp, in requests per second (`workloads/ramps.py`).
+either or both. Rows with the same model and lengths form one `Load`. A column `model` names the model. If the model is
+unknown, its shape comes from columns or from the caller. kvcached's own files have a column `size_b` instead, in which
+7 means Qwen2.5-7B. A `peak` is the highest rate of a model's ramp, in requests per second (`workloads/ramps.py`).
 
-Results are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit. Settings are those of
-bench-config-amd-7b-6inst.yaml there (50b8c51) and of its -baseline (22f605a). They are vLLM 0.14 without a prefix
-cache, with .15 of the card for each of six models (gpu-memory-utilization) or .90 for all (kvcached_gpu_utilization).
-The defaults of vLLM on so large a card are 1,024 sequences and 8,192 tokens a step.
+The measured results are in ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit. Their settings are in
+bench-config-amd-7b-6inst.yaml of that folder (50b8c51) and in its -baseline variant (22f605a). The engine is vLLM 0.14
+without a prefix cache. The static split gives each of six models .15 of the card (gpu-memory-utilization). Elastic
+memory gives all six together .90 (kvcached_gpu_utilization). On a card of this size, vLLM's defaults are at most 1,024
+sequences and 8,192 tokens per step.
 
 The card was not named. The simulator uses the table of an MI300X (`engines/costs/tables/mi300x.toml`) and a fitted
 speed (`unnamed_card`). The bytes that a process needs besides weights are estimated from the first instance of the
 static split (`process`). The estimates at several peaks give an interval. If no row allows an estimate, the bytes are
 the sum of a process's parts. The models are plain processes, without MPS, so they take turns on the card
-(`sharing=turns`). Nothing else is fitted. In particular, the reserve and the size of pages are not.
+(`sharing=turns`). Nothing else is fitted; in particular, the memory reserve and the page size are not.
 """
 
 from __future__ import annotations
@@ -174,9 +175,9 @@ def _row(row: CsvRow) -> dict[str, Any]:
 
 
 def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
-    """Return a measured load, with a mean in place of repeated rows.
+    """Return a measured load, with the mean of rows that repeat the same system, peak and instance.
 
-    Repeats may be averaged: their total tokens differ no more than if all were drawn from one curve.
+    The mean is justified: the repeats' total tokens differ no more than if all repeats were drawn from one curve.
     """
     output = float(rows["output_tokens"].sum() / rows["requests"].sum())
     load = Load(its, int(rows["instance"].max()), prompt, cap, output)
@@ -243,8 +244,8 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
 def process(run: Measured) -> Held:
     """Estimate the bytes that a process needs besides weights, at several peaks.
 
-    With these bytes, the simulated mean TTFT of the first instance of the static split is the measured one. If this is
-    possible at no peak, the bytes are the sum of the process's parts.
+    With these bytes, the simulated mean TTFT of the first instance of the static split equals the measured one. If no
+    bytes achieve this at any peak, the result is the sum of the process's parts.
     """
     load, rows = run.load, run.rows
     queued = (rows["system"] == "static") & (rows["instance"] == 1) & (rows["mean_ttft_s"] > LOW_S)
@@ -268,9 +269,10 @@ def process(run: Measured) -> Held:
 
 
 def _most_bytes(load: Load) -> float:
-    """Return the most bytes that a process may need besides weights, within an even share of the card.
+    """Return the upper limit of the estimated bytes of a process besides weights.
 
-    The share must also have room for the weights and for the KV of the longest request.
+    The models share `SHARE` of the card's memory equally. The limit is 99 % of what the weights and the KV of the
+    longest request leave of one model's part. It is negative if these two do not fit.
     """
     share = SHARE * quantities.gpu(GPU).mem_bytes / load.models
     return 0.99 * (share - weight_bytes(load.shape) - load.shape.max_tokens * kv_token_bytes(load.shape))
@@ -315,12 +317,15 @@ def _at(frame: pd.DataFrame, who: str, name: str, peak: int) -> pd.DataFrame:
 
 
 def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
-    """Return the mean TTFT over all instances in s, with equal weights since each gets about equally many requests."""
+    """Return the mean TTFT at a peak in seconds: the mean of the instances' means.
+
+    Instances have equal weights, because each gets about the same number of requests.
+    """
     return float(_at(frame, who, name, peak)["mean_ttft_s"].mean())
 
 
 def tpot_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> NDArray[np.float64]:
-    """Return the mean TPOT of each instance in s, in the order of the instances."""
+    """Return the mean TPOT of each instance at a peak, in seconds, in the order of the instances' numbers."""
     return _at(frame, who, name, peak).sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
 
 
@@ -336,7 +341,10 @@ def knee(frame: pd.DataFrame, who: str) -> int | None:
 
 
 def scores(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each system: the median and P95, over its rows, of the absolute errors of mean latencies."""
+    """Return a line for each system: the median and P95 of the errors of its rows, in per cent.
+
+    A row has an error for mean TTFT, mean TPOT and mean E2E: the absolute value of simulated / measured - 1.
+    """
     told = []
     for name, rows in frame[frame["who"] == "measured"].groupby("system", sort=False):
         both = rows.merge(frame[frame["who"] == "ours"], on=KEYS, suffixes=("", "_ours"))

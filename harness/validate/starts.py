@@ -1,8 +1,8 @@
 """The start of a user's own vLLM server: its weights and KV memory, as logged and as simulated.
 
 A log states the server's release, model, formats, tensor parallel degree, and the settings that were not the defaults.
-From these the simulator computes the weights. For a card that the user names, it also computes the KV memory left
-beside them. Settings that a log does not state are the release's defaults (`engines/costs/servers.toml`).
+From these the simulator computes the weights. If the user names a card, it also computes the KV memory that the weights
+leave on this card. Settings that a log does not state are the release's defaults (`engines/costs/servers.toml`).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Ours(NamedTuple):
 def ours(start: Start, model: str | None = None, gpu: str | None = None) -> Ours:
     """Return the simulator's weights for a start and, if `gpu` is given, its settings and KV memory.
 
-    `model` replaces the log's. Raises UserError for an unknown model, card or release.
+    `model` replaces the model that the log states. Raises UserError for an unknown model, card or release.
     """
     shape = _shape(start, model)
     weights = shapes.weight_bytes(shape, start.tp)

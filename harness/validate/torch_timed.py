@@ -3,12 +3,12 @@
     prefill    seconds of a step that prefills one prompt
     decode     seconds from one decode step to the next, which include the engine's own time
     kernels    seconds of the kernels of such steps, run back to back on a card without the engine's own time
-    beside     seconds of prefills or decode steps of several models on one device, a process each, and of one alone
+    beside     seconds of prefills or decode steps of several models on one device, and of one model alone
     load       seconds of a `Load` by each way of loading, one of which starts a process
 
-A second call on the same folder resumes: it does not repeat runs that have rows in the folder's journal. If other
-processes took more than MOST_OTHERS of a core during a run, the run is tried again, up to TRIES times in all. The last
-try is kept, and its rows say how many cores the others took.
+Each model has a process of its own. A second call on the same folder resumes: it does not repeat runs that have rows in
+the folder's journal. If other processes kept more than MOST_OTHERS cores busy during a run, the run is tried again, up
+to TRIES times in all. The last try is kept, and its rows say how many cores the others kept busy.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def measure(
 ) -> list[Measurement]:
     """Make the measurements that a folder lacks, for each shape; return all rows of the folder's journal.
 
-    A card has link rates of its own; an engine on CPUs gets those of `link_gbps`. For a card, the probe and not this
-    function times the calls that map pages. A file beside the journal says which card it is.
+    On a card, the engine uses the card's own link rates, and the file `ABOUT` in the folder describes the card. On
+    CPUs, the engine uses the rates of `link_gbps`. Calls that map pages on a card are timed by the probe, not here.
     """
     if os.environ.get("DEVICE") == "cuda" and "gpu" not in given and (cards := kind.cards()):
         given = {**given, "gpu": names.gpu(cards[0])}
@@ -314,10 +314,10 @@ def side_by_side(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 
 
 def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) -> list[float]:
-    """Return the seconds of steps that ran while all models had such steps.
+    """Return the seconds of steps that ran within the time during which all models ran such steps.
 
-    The steps are decode steps of `seqs` sequences, or prefills if it is 0. If the models never had such steps at the
-    same time, return the seconds of all of them.
+    Such steps are decode steps of `seqs` sequences; if `seqs` is 0, they are prefills. If no step ran within such a
+    time, return the seconds of all of them.
     """
     spans_of = {m: list[tuple[float, float]]() for m in models}
     for m, spans in spans_of.items():

@@ -1,9 +1,9 @@
 """Fit of the unnamed card of kvcached's runs, to one set of runs of a 7B model; `hosts` writes it to `hosts.toml`.
 
 The card's speed is fitted to the first instance of elastic memory at the peaks in `ALONE`. That instance has the card
-to itself for nearly all of its time. The seconds of a turn (`quantum_s`) are fitted to the TPOT of all instances at the
-peak `BESIDE`, where steps are the shortest. Further fits each leave out one peak. They give the range of each constant
-(`band`) and the errors on the peaks that were left out (`held`).
+to itself for nearly all of its time. For each of these peaks, a further fit of the speed leaves out that peak. These
+fits give the range of each constant (`band`) and the errors on the peaks that were left out (`held`). The seconds of a
+turn (`quantum_s`) are fitted to the TPOT of all instances at the peak `BESIDE`, where steps are the shortest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulated beside measured end-to-end runs of real engines (`measured`): errors by engine, GPU and metric."""
+"""Errors of simulated end-to-end runs against measured runs of real engines (`measured`), by engine, GPU and metric."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
 def unscored(setting: Setting, metric: str) -> str:
     """Return the reason why a metric is left out of the scores; "" if it is scored.
 
-    TTFT of a closed loop on vLLM is left out unless the first wave counts. No source says whether the clients begin
-    spread out or in a burst, a pattern that later waves would repeat. On SGLang, TTFT is scored, because the slots run
-    in step either way.
+    TTFT of a closed loop on vLLM is left out, unless the measured means include the first wave of requests. Whether the
+    clients begin spread out or in a burst is unknown, and later waves would repeat this pattern. On SGLang, TTFT is
+    scored, because the slots run in step either way.
     """
     waves = isinstance(setting.load, Closed) and not setting.load.first and setting.engine.startswith("vllm")
     return "start unknown" if waves and metric == "ttft" else ""
@@ -108,8 +108,9 @@ def unscored(setting: Setting, metric: str) -> str:
 def points(cases: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) -> pd.DataFrame:
     """Return measured and simulated values: a row for each case and metric, in the order of the cases.
 
-    `ours` and `error` are of a simulation without noise. `spread` is the standard deviation over simulated seeds.
-    `real_spread` is that over measured rows of equal conditions. Both are relative.
+    `ours` and `error` are of a simulation without noise. `spread` is the standard deviation of simulated values over
+    seeds, relative to `ours`. `real_spread` is the standard deviation of measured values over rows of equal conditions,
+    relative to their mean.
     """
     runs = len({case.setting for case in cases})
     told = tell or (lambda _done, _of: None)
