@@ -31,8 +31,8 @@ def settled(standing: Standing, precision: float, verdicts: int) -> bool:
     """Tell whether the order of two systems is known well enough to stop adding seeds.
 
     It is known if it is decided after correction for `verdicts` verdicts. It is also known if the interval of the ratio
-    is narrow: each end differs from the mean by at most the share `precision`. If there is no ratio, only differences
-    at fixed rates, the interval of each difference must be at most 2 x `ranking.NEAR` wide.
+    is narrow: each end differs from the mean by at most the fraction `precision` of the mean. If there is no ratio,
+    only differences at fixed rates, the interval of each difference must be at most 2 x `ranking.NEAR` wide.
     """
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
