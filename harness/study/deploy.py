@@ -216,7 +216,7 @@ def _formats(shape: str) -> tuple[str, ...]:
 
 
 def _groups(places: Sequence[Gpus]) -> dict[Gpus, frozenset[int]]:
-    """Return, for each place, all GPUs that overlapping places connect with it, directly or through other places."""
+    """Return, for each place, the GPUs of all places that overlap with it, directly or through other places."""
     joined: list[frozenset[int]] = []
     for place in places:
         touching = [gpus for gpus in joined if gpus & set(place)]

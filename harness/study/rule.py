@@ -81,8 +81,8 @@ class Goal(NamedTuple):
     def within(self, factor: float) -> tuple[float, float]:
         """Return the range widened by a factor.
 
-        The factor applies to the distance of each end from the value of no difference. If the range contains that
-        value, or if there is none, the factor applies to the distance from 0.
+        The factor applies to the distance of each end from the value of no difference. If the range lies on neither
+        side of that value, or if there is no such value, the factor applies to the distance from 0.
         """
         base = (self.even or 0.0) if self.side else 0.0
         low, high = self.least - base, self.most - base

@@ -150,7 +150,9 @@ def _to(curve: Mapping[float, float], x: float) -> list[float]:
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Search rates of each system: double the lowest until it is past its knee, then take a grid around its knee."""
+    """Search the rates of each system: double the lowest rate until the system is past its knee, then take a grid
+    there.
+    """
     asks: dict[str, tuple[float, ...]] = {}
     grids: dict[str, tuple[float, ...]] = {}
     for name, seeds in curves.items():

@@ -192,7 +192,7 @@ class SizeSearch:
         return []
 
     def _lacks(self, curves: Curves, best: Best) -> str:
-        """Describe the memory that the best strategy lacks on one GPU less (or one copy of a mix less).
+        """Describe the memory that the best strategy lacks with one GPU less (or one copy of a mix less).
 
         The result is empty if that smaller number of GPUs was not tried, or if the models fit there.
         """

@@ -395,7 +395,7 @@ class Study:
 def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
     """Return a claim with the changes of one item of its further evidence.
 
-    These are another `system`, `over` or `definition`, and facts that choose its panels.
+    An item may name another `system`, `over` or `definition`, and add facts that choose the claim's panels.
     """
     changes: dict[str, Any] = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
