@@ -49,8 +49,9 @@ class Setting(NamedTuple):
         return f"{self.constant} {self.setting}".strip()
 
     def fields(self, spec: Spec) -> dict[str, Any]:
-        """Return the fields of a spec with this change; if the spec already scales the constant, the factors are
-        multiplied.
+        """Return the fields of a spec with this change.
+
+        If the spec already scales the constant, the two factors are multiplied.
         """
         if "scaled" not in self.changes:
             return dict(self.changes)

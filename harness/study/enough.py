@@ -97,11 +97,12 @@ def more(
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
     """Return the x at which a system must run before its interval can be trusted; None if there is no such x.
 
-    If no x within a quarter of an octave of the crossing was run, return the crossing itself. Along rates, if an end of
-    the interval is open, return an x beyond that end.
+    If no x within a quarter of an octave of the crossing was run, return the crossing itself. Otherwise, along rates,
+    if the interval has no high end, return a rate above all rates that were run.
 
-    There is one exception: the low end is open, and the run just below the crossing has no misses. Then misses above
-    the crossing say nothing about lower rates, so return the geometric mean of the two x around the crossing.
+    If it has no low end, return a rate below all of them, but not below `least`. If the run just below the crossing has
+    no misses, however, lower rates would tell nothing. Return then the geometric mean of the two rates around the
+    crossing, unless they are close together.
     """
     c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":

@@ -253,8 +253,7 @@ def unit_rps(spec: Spec) -> float:
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
     """Return the seconds of a window; None for the usual length, that of the trace or its half.
 
-    The length is the one that the condition or scope sets, else the usual one. It grows if the number of requests that
-    the study asks for takes longer.
+    The condition or the scope may set another length. The length grows if the study's number of requests takes longer.
     """
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s

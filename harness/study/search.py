@@ -150,8 +150,7 @@ def _to(curve: Mapping[float, float], x: float) -> list[float]:
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Search the rates of each system: double the lowest rate until the system is past its knee, then take a grid
-    there.
+    """Search rates of each system: double the rate until the system is past its knee, then run a grid around the knee.
     """
     asks: dict[str, tuple[float, ...]] = {}
     grids: dict[str, tuple[float, ...]] = {}
