@@ -4,9 +4,9 @@ A server is placed on the GPUs on which the strategy loads its model at the star
 are the GPUs on which most of the model's requests ran. Each server has the settings of the simulated server, and a
 share of its GPU's memory:
 
-- all memory that engines may use, if no other server is on its GPUs, or if the servers there run one at a time;
-- the same, if servers share GPUs under kvcached, which allocates KV memory on demand;
-- the sum of its weights, process and KV memory, if servers share GPUs and each has fixed KV memory.
+- All memory that engines may use, if no other server is on its GPUs, or if the servers there run one at a time.
+- The same, if servers on its GPUs run at the same time under kvcached, which allocates KV memory on demand.
+- The sum of its weights, process and KV memory, if servers on its GPUs run at the same time with fixed KV memory.
 
 The files list the actions of the strategy that no server can do.
 

@@ -150,8 +150,7 @@ def _to(curve: Mapping[float, float], x: float) -> list[float]:
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Search rates of each system: double the rate until the system is past its knee, then run a grid around the knee.
-    """
+    """Search rates of each system: double the rate until the system is past its knee, then run a grid around it."""
     asks: dict[str, tuple[float, ...]] = {}
     grids: dict[str, tuple[float, ...]] = {}
     for name, seeds in curves.items():
