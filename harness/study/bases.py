@@ -1,7 +1,6 @@
 """The seconds of an SLO rule.
 
-They are stated in the rule, or multiples of the latency of requests that run alone, or of the P95 that base runs
-measure.
+The rule states them, or it scales a latency. The latency is that of a request that runs alone, or the P95 of base runs.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ DRAIN_SLOS = 10  # a run drains for this multiple of the largest end-to-end SLO
 
 
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
-    """List the runs that measure a spec's SLO bases: each model alone, by the bench's settings, on tuning seeds.
+    """List the runs that measure a spec's SLO bases: each model alone, with the bench's settings, on tuning seeds.
 
     All runs use one kind of GPU (`Setup.base_gpu`), and as many GPUs as their models need. The limits on the tokens and
-    sequences of a step are equal for all GPUs and servers. A strategy with limits of its own therefore has the same SLO
-    as the others.
+    sequences of a step are the same for all GPUs and servers. A strategy that sets its own limits is therefore judged
+    by the same SLO as the others.
     """
     its = servers.bench()
     plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,

@@ -80,7 +80,7 @@ BINDS: Mapping[str, str] = {  # the resource that binds, keyed by the cause of a
 
 
 class Hour(NamedTuple):
-    """A model's requests and misses in one hour of the windows."""
+    """A model's requests and misses in one hour of the window, of one run or summed over several."""
 
     offered: int
     missed: int

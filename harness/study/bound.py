@@ -1,7 +1,7 @@
 """The rate at which the attainment bound of a comparison (run/bound.py) falls below the level.
 
-It is searched once and stored beside the runs. The bound is computed for the windows that all systems replay, over the
-requests of all seeds together.
+The rate is searched once and stored next to the runs. The bound is computed for the windows that all systems replay,
+over the requests of all seeds together.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def crossing(
     """Return the rate scale above which no policy attains `level`, with the definition and the number of GPUs.
 
     `of` returns the spec at a rate scale and seed. `specs` are the specs of the systems, which decide how GPUs may be
-    shared. The result is stored below `out`. It is None if no bound is known: for definitions without deadlines, closed
-    loops, traces that are read in pieces, and engines other than the simulator.
+    shared. The result is stored below `out`.
+
+    The result is None if the search finds no rate scale (`searched`). It is also None for definitions without
+    deadlines, closed loops, traces that are read in pieces, and engines other than the simulator.
     """
 
     def at(x: float, seed: int) -> Setup:

@@ -76,9 +76,9 @@ class Verdict(NamedTuple):
 def weak(verdict: Verdict) -> str:
     """Return the reason why a verdict's class is based on too few misses or windows; empty if it has enough.
 
-    The result is also empty for calculations, which have no windows, for claims about seeds, and for estimates that are
-    only bounds. For seeds and bounds, the verdict's note states the number of runs and a limit (`limit_of_seeds`,
-    `limit_of_bound`).
+    The result is also empty for classes outside DECIDED, calculations (which have no windows), claims about seeds, and
+    estimates that are only bounds. For claims about seeds and for bounds, the verdict's note has the number of runs and
+    a confidence limit (`limit_of_seeds`, `limit_of_bound`).
     """
     here = verdict.here
     if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
@@ -105,8 +105,8 @@ def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: 
 def limit_of_seeds(paper: str, n: int, of: int) -> str:
     """Describe the one-sided 95 % confidence limit of the share of windows in which the paper's statement is true.
 
-    The limit is that of Clopper and Pearson (1934). It is a lower limit if the statement is true for any of the `of`
-    seeds, else an upper limit.
+    Of the `of` seeds, `n` reach or meet the level. The limit is that of Clopper and Pearson (1934). It is a lower limit
+    if the statement is true for at least one seed, else an upper limit.
     """
     from scipy.special import betaincinv
 
@@ -217,9 +217,9 @@ def order_text(standing: Standing) -> str:
 def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
     """Estimate the fewest GPUs with which mean attainment over seeds is at least the level.
 
-    The ends of the interval are the fewest and the most GPUs that a single seed needs. There is no interval with fewer
-    than two seeds, or if the estimate, or the number of GPUs of some seed, is only a bound. If the claim has `over`,
-    the estimate is the ratio of two such numbers.
+    The ends of the interval are the fewest and the most GPUs that a single seed needs. There is no interval if there
+    are fewer than two seeds, or if the number of GPUs is only a bound, overall or for some seed. If the claim has
+    `over`, the estimate is the ratio of the numbers of the two systems.
     """
     whole = fewest(rows, claim.system, claim.over, definition, level)
     seeds = sorted(by_window.curves(rows, claim.system, definition, "x"))
@@ -234,10 +234,10 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Return the best of several other systems, and the ratio of the claim's system to it.
+    """Return the best of several other systems, and the ratio of the claim's system to this best system.
 
-    The best is the system with the lowest ratio. The interval of the ratio ends at the lowest low end and the lowest
-    high end of all ratios.
+    The best system is the one with the lowest ratio. The low end of the ratio's interval is the lowest of all low ends,
+    and its high end is the lowest of all high ends.
     """
     name = min(ratios, key=lambda other: ratios[other].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]
@@ -367,9 +367,9 @@ def _by_ratio(
 ) -> Verdict:
     """Judge a claim about a ratio to another system, or to the best of several.
 
-    Along SLO scales, the ratio says how many times shorter the SLO is that the claim's system still meets. A ratio
-    means nothing if a curve is flat at the level. Then only the order of the systems is judged, not the size of the
-    lead.
+    Along SLO scales or GPUs, the ratio is inverted, so that a value above 1 still favors the claim's system. A ratio of
+    2 then means half the SLO or half the GPUs. A curve that is flat at the level has no meaningful ratio. Then only the
+    order of the systems is judged, not the size of the lead.
     """
     standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] in EASES:
@@ -393,7 +393,7 @@ def _by_ratio(
 def _order(standing: Standing) -> float:
     """Return how far a claim's system is ahead: the log of the ratio, or else the mean difference of attainment.
 
-    Among several other systems, the best is the one over which this lead is smallest.
+    Of several other systems, the best is the one that the claim's system leads by least.
     """
     if standing.ratio is not None:
         return math.log(standing.ratio.mean)
@@ -401,7 +401,11 @@ def _order(standing: Standing) -> float:
 
 
 def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
-    """Judge a claim about every seed, by the number of seeds whose attainment reaches or meets the level."""
+    """Judge a claim about every seed.
+
+    The claim is judged by the number of seeds whose attainment is at least the level: at x = `claim.at`, or at any x if
+    the claim has no `at`.
+    """
     paper = str(claim.paper)
     if claim.at:
         n, of = met(rows, claim.system, definition, level, claim.at)
@@ -417,8 +421,8 @@ def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
 def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """Judge which of two systems is ahead.
 
-    At either end of a cumulative study, a claim with a number of the paper is judged by that number instead. There is
-    no ratio if a system does not fit. There is none either if both systems reach the level at every rate that was run,
+    At an end of a cumulative study, the claim is judged by `claim.paper` instead, if the paper states anything. There
+    is no ratio if a system does not fit. There is also none if both systems reach the level at every rate that was run,
     or at no rate.
     """
     definition = claim.definition or about.definitions[0]

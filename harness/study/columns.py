@@ -10,15 +10,16 @@ tpot_tail_ms     P99 of TPOT minus its mean
 ttft_s           mean TTFT of the same requests
 ended            share of the early requests that end
 decoding         mean number of requests in a decode step, by Little's law over the requests that end in the window
-kv_used          share of KV memory in use on the GPU on which a model decodes, by the same law
+kv_used          share of the KV memory in use on the GPU where a model decodes, by the same law
 batch            mean number of requests that hold KV
 kv_tokens, kv_ahead, kv_over, kv_rest
                  shares of KV memory: filled by tokens, reserved for tokens that still come, reserved for tokens that
                  never come, and the remainder
-within           share of the requests arriving in the window that end within `ALONE_X` times their latency alone
+within           share of the requests arriving in the window whose latency is at most `ALONE_X` times that of the same
+                 request when it runs alone
 decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table
 tp2_loss_B       share of these tokens/s that is lost with TP2
-kvpr_above       largest KVPR of Prism's initial placement over that of the best placement (`pressure.py`)
+kvpr_above       largest KVPR of Prism's initial placement, divided by that of the best placement (`pressure.py`)
 samples_N, beams_N
                  share of KV blocks saved because N samples or beams of a request share blocks (`sharing.py`), by the
                  trace's lengths
@@ -102,7 +103,7 @@ class Ran:
         return np.asarray(self.rows.model == self.rows.models.index(model))
 
     def by_model(self, value: Callable[[NDArray[np.bool_]], float]) -> dict[str, float]:
-        """Compute a value over the requests of each model, and, under the key "", over all requests."""
+        """Compute a value over the requests of each model; the key "" has the value over all requests."""
         return {model: value(self.of(model)) for model in ("", *self.setup.models.names)}
 
 

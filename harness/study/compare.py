@@ -64,8 +64,8 @@ def comparison(
 
     If no rates are given, they are searched around the knee. `definition` is the definition of attainment (None: that
     of the SLO rule). With `controls`, the study also has CONTROLS and an A/A copy of the first system: the same system
-    on other seeds. With `budget`, a number of simulated requests, more seeds are run until systems are told apart.
-    Raises UserError for a system that is listed twice.
+    on other seeds. `budget` is a number of simulated requests. If it is not 0, more seeds are run until the systems are
+    told apart or the budget is spent. Raises UserError for a system that is listed twice.
     """
     listed = named(systems)
     if controls:
@@ -100,7 +100,7 @@ def planners(texts: Iterable[str], setting: Mapping[str, Any]) -> list[str]:
 def repeats(setting: Mapping[str, Any]) -> bool:
     """Tell whether all seeds replay the same requests of the trace.
 
-    The setting must replay the trace without scaling its rate.
+    The result is valid only for a setting that replays the trace without scaling its rate.
     """
     trace, plan = load_trace(str(setting["trace"])), str(setting.get("plan", Spec("").plan))
     return trace.maker is None and window_fold(trace, 0, plan) == window_fold(trace, 1, plan)

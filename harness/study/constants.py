@@ -49,7 +49,10 @@ class Setting(NamedTuple):
         return f"{self.constant} {self.setting}".strip()
 
     def fields(self, spec: Spec) -> dict[str, Any]:
-        """Return the fields of a spec with this change; a factor multiplies the factor that the spec already has."""
+        """Return the fields of a spec with this change.
+
+        If the spec already scales the constant, the two factors are multiplied.
+        """
         if "scaled" not in self.changes:
             return dict(self.changes)
         have = dict(spec.scaled)

@@ -1,11 +1,14 @@
 """The answer of `bench size` as files that start its servers: `vllm serve` lines, or YAML of llama-swap or Helm.
 
 A server is placed on the GPUs on which the strategy loads its model at the start. If the strategy moves weights, these
-are the GPUs on which most of the model's requests ran. The server gets the settings of the simulated server, and a
-share of the GPU's memory. This is all the memory that engines may use, if no other server is on its GPUs, or if the
-servers there run one at a time. A server that shares its GPUs and has fixed KV memory gets the sum of its weights,
-process and KV memory. Under kvcached, which allocates KV memory on demand, it also gets all. Actions of the strategy
-that no server can do are listed in the files.
+are the GPUs on which most of the model's requests ran. Each server has the settings of the simulated server, and a
+share of its GPU's memory:
+
+- All memory that engines may use, if no other server is on its GPUs, or if the servers there run one at a time.
+- The same, if servers on its GPUs run at the same time under kvcached, which allocates KV memory on demand.
+- The sum of its weights, process and KV memory, if servers on its GPUs run at the same time with fixed KV memory.
+
+The files list the actions of the strategy that no server can do.
 
 Keys are those of llama-swap 0bdb372 (config-schema.json, and config.example.yaml for `concurrencyLimit`, the number of
 requests beyond which one is refused, 10 unless set). For Helm they are those of the chart of
@@ -213,7 +216,7 @@ def _formats(shape: str) -> tuple[str, ...]:
 
 
 def _groups(places: Sequence[Gpus]) -> dict[Gpus, frozenset[int]]:
-    """Return, for each place, all GPUs that overlapping places connect with it, directly or through other places."""
+    """Return, for each place, the GPUs of all places that overlap with it, directly or through other places."""
     joined: list[frozenset[int]] = []
     for place in places:
         touching = [gpus for gpus in joined if gpus & set(place)]

@@ -31,8 +31,8 @@ def settled(standing: Standing, precision: float, verdicts: int) -> bool:
     """Tell whether the order of two systems is known well enough to stop adding seeds.
 
     It is known if it is decided after correction for `verdicts` verdicts. It is also known if the interval of the ratio
-    is narrow: each end differs from the mean by at most the share `precision`. If there is no ratio, only differences
-    at fixed rates, the interval of each difference must be at most 2 x `ranking.NEAR` wide.
+    is narrow: each end differs from the mean by at most the fraction `precision` of the mean. If there is no ratio,
+    only differences at fixed rates, the interval of each difference must be at most 2 x `ranking.NEAR` wide.
     """
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
@@ -97,11 +97,12 @@ def more(
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
     """Return the x at which a system must run before its interval can be trusted; None if there is no such x.
 
-    If no x within a quarter of an octave of the crossing was run, return the crossing itself. Along rates, if an end of
-    the interval is open, return an x beyond that end.
+    If no x within a quarter of an octave of the crossing was run, return the crossing itself. Otherwise, along rates,
+    if the interval has no high end, return a rate above all rates that were run.
 
-    There is one exception: the low end is open, and the run just below the crossing has no misses. Then misses above
-    the crossing say nothing about lower rates, so return the geometric mean of the two x around the crossing.
+    If it has no low end, return a rate below all of them, but not below `least`. If the run just below the crossing has
+    no misses, however, lower rates would tell nothing. Return then the geometric mean of the two rates around the
+    crossing, unless they are close together.
     """
     c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":

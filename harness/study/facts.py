@@ -29,7 +29,8 @@ SETTING = tuple("process sharing sampling scaling assign plan placement pool_byt
 def facts(grid: Grid) -> list[dict[str, Any]]:
     """Collect the facts of each panel, in order.
 
-    If x is the model set, the panels of these sets have the same key. They have one entry, with the facts of the first.
+    If x is the model set, the panels of all these sets have the same key. Such panels share one item of the list, with
+    the facts of the first panel.
     """
     every = {panel.key: _facts(grid, panel) for panel in reversed(grid.panels)}
     return list(every.values())[::-1]
@@ -93,9 +94,9 @@ def _seeds_by_half(panel: Panel) -> list[list[int]]:
 
 
 def _seen(panel: Panel) -> list[list[int]]:
-    """Return the numbers of past requests that planners see: one for each model, largest first.
+    """Return the numbers of past requests that planners see in each part (fold) of the trace that seeds replay.
 
-    There is one list for each part (fold) of the trace that seeds replay.
+    There is one list for each part. It has one number for each model, the largest first.
     """
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
@@ -124,7 +125,7 @@ def _cuts(grid: Grid) -> list[str]:
 def _unheld(grid: Grid) -> list[str]:
     """Return a sentence for each panel along rates in which the study's first system reaches the level at no rate.
 
-    Other panels that take their rate from such a panel then run at its lowest rate.
+    Panels that take their rate from such a panel run at its lowest rate.
     """
     level = f"{100 * grid.study.level:g} % of {' and of '.join(map(str.upper, grid.study.definitions))}"
     lines = (

@@ -26,7 +26,7 @@ HALVES = ("first", "second")
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A condition of a study with one value of each field that the condition varies."""
+    """One setting of a condition: each field that the condition varies has one value."""
 
     key: str  # how the table names it
     condition: Condition
@@ -110,8 +110,8 @@ class Point(NamedTuple):
 def panels(study: Study, full: bool) -> Iterator[Panel]:
     """Yield every panel of a study, without its SLO in seconds. Raises UserError if its trace or models are missing.
 
-    Panels of a condition with the same runs are merged. This happens if a missing trace has a stand-in on which the
-    condition also runs.
+    Panels of a condition with the same runs are merged. This happens if a missing trace is replaced by a trace on which
+    the condition also runs.
     """
     for row, condition in enumerate(study.steps()):
         distinct = list[Panel]()
@@ -154,7 +154,8 @@ def _halves(study: Study, full: bool, row: int, condition: Condition, place: Map
     """Yield the panel for one combination of varied fields; for a real trace, yield a panel for each of its halves.
 
     Systems plan each half from the requests of the other half. The two halves are separate case studies. A condition
-    with one seed has only the half that this seed replays. Comparisons (layout `table`) are not split.
+    with one seed gets a panel only for the half that this seed replays. Comparisons (layout `table`) are not split into
+    halves.
     """
     whole = _panel(study, full, row, condition, place)
     spec = whole.first
@@ -207,7 +208,10 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
 
 
 def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]) -> Spec:
-    """Return a system's spec with the varied fields in `place`; if x is the number of GPUs, it has the smallest x."""
+    """Return a system's spec with the varied fields of `place`.
+
+    If x is the number of GPUs, the spec has the smallest x as its number.
+    """
     fields = {key: value for key, value in place.items() if key not in BESIDE}
     if axis == "gpus":
         fields["gpus"] = int(min(xs))
@@ -249,8 +253,7 @@ def unit_rps(spec: Spec) -> float:
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
     """Return the seconds of a window; None for the usual length, that of the trace or its half.
 
-    The length is the one that the condition or scope sets, else the usual one. It grows if the number of requests that
-    the study asks for takes longer.
+    The condition or the scope may set another length. The length grows if the study's number of requests takes longer.
     """
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
@@ -334,8 +337,8 @@ class Grid:
     def sample(self, panel: Panel) -> Sample:
         """Return the rule that chooses the x of a panel.
 
-        A study with the rule `bracket` searches only along GPUs; with any other rule it searches only along rates. All
-        other panels run at the given x.
+        With the rule `bracket`, a study searches only along GPUs. With any other rule, it searches only along rates.
+        Panels along other axes run at the given x.
         """
         sample = self.study.sample
         if panel.axis != "gpus" if sample.rule == "bracket" else not panel.rated:
@@ -389,8 +392,8 @@ class Grid:
     def held_rate(self, panel: Panel) -> float:
         """Return the highest rate scale at which the study's first system reaches the level.
 
-        It is that of the panel itself, or else of the first panel along rates with the same trace and model set. If the
-        system reaches the level at no rate, return the panel's lowest rate scale.
+        The rate scale is that of the panel itself, or else that of the first panel along rates with the same trace and
+        model set. If the system reaches the level at no rate, return the panel's lowest rate scale.
         """
         rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
@@ -401,7 +404,8 @@ class Grid:
     def lowest(self, panel: Panel) -> float:
         """Return the lowest rate scale of a panel.
 
-        It is the lowest given, or if none is given, the lowest power of 2 with enough requests.
+        This is the lowest given x if x is a rate and rates are given. Otherwise it is the lowest power of 2 with enough
+        requests.
         """
         if panel.axis == "rate_scale" and panel.xs:
             return min(panel.xs)
@@ -428,12 +432,12 @@ class Grid:
                     yield self._point(panel, name, replace(spec, seed=spec.seed + seed), x)
 
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
-        """Return the x at which bounds and controls run: the lowest and the highest x of the first system.
+        """Return the x at which bounds and controls run: usually the lowest and the highest x of the first system.
 
-        If rates are given in req/s (`at_rps`), the lower of the two is replaced by the highest rate scale at which the
-        first system reaches the level. For the search rule `bracket`, the result is the largest number of GPUs alone.
-        If x is the model set, the two x are those of all panels that share a key, and a panel returns those of its
-        model sets.
+        If rates are given in req/s (`at_rps`), the highest rate scale at which the first system reaches the level
+        replaces the lowest x. For the search rule `bracket`, the only x is the largest number of GPUs. If x is the
+        model set, the lowest and highest x are taken over all panels that share a key. A panel then returns those of
+        them that are its own x.
         """
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}

@@ -26,9 +26,11 @@ def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller
     """Return the SLO target that judges a stored run, and lines that describe this target.
 
     If `rule` is None, the target is the SLO that the run's policy read. Without such an SLO, it is the target of a
-    comparison stored beside the run, or else that of the rule `default`. The lines then also name the comparisons that
-    judged the run by other rules. If `rule` already judged the run, the seconds stored for it are used. The seconds of
-    any other rule are computed as for a new comparison.
+    comparison stored next to the run, or else that of the rule `default`. The lines then also name the comparisons that
+    judged the run by other rules.
+
+    If `rule` is given and already judged the run, the seconds stored for this rule are used. The seconds of any other
+    rule are computed as for a new comparison.
     """
     stored, lost = slos.rulings(run)
     candidates = [(ruling.under, f"as {ruling.table.name} judged this run") for ruling in stored]

@@ -23,7 +23,8 @@ from workloads import slo
 class Targets(dict[float, SloTarget]):
     """SLO targets by scale.
 
-    The targets of the scales given at the start are made together; the target of any other scale is made when needed.
+    The targets of the scales given at the start are computed at once. The target of any other scale is computed when it
+    is first read.
     """
 
     def __init__(self, scales: Iterable[float], at: Callable[[float], SloTarget]) -> None:

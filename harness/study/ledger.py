@@ -181,7 +181,7 @@ def _axis(claim: Claim, measured: Measured) -> str:
 def _stated(verdict: Verdict) -> bool:
     """Tell whether a verdict counts in the class of the paper's statement.
 
-    On a step of a cumulative study, a verdict "open" counts only if it was judged by a rule.
+    In a cumulative study, a verdict of class "open" counts only if it was judged by a rule. All other verdicts count.
     """
     step = verdict.panel is not None and bool(verdict.panel["kind"])
     return verdict.rule != NONE or verdict.says != "open" or not step

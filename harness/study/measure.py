@@ -106,10 +106,10 @@ def measure(
 
 
 def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]) -> T:
-    """Return the result of `act` on a study's work, repeated without the systems whose policies fail.
+    """Return the result of `act` on a study's work; if a system's policy fails, repeat `act` without this system.
 
-    The failing systems are added to `failed`. The first system of a study must occur in every condition. Raises Failed
-    if no remaining system does.
+    The failing systems are added to `failed`. Raises Failed if no remaining system occurs in every condition, or if no
+    system of the study is to blame. Also raises Failed if the study has the layout `parts` and its first system fails.
     """
     study = work.study
     while True:
@@ -252,7 +252,10 @@ class Work:
         return {name: load_trace(name) for name in names if "{" not in name}
 
     def judged(self) -> tuple[Panel, ...]:
-        """Return every panel with its SLO in seconds; the base runs of all SLOs run together."""
+        """Return every panel with its SLO in seconds.
+
+        If base runs are needed, those of all panels are done in one batch.
+        """
         every = [(panel, spec) for panel in self.panels for spec in panel.specs.values()]
         for done, (panel, spec) in enumerate(every):  # a mistake shows before anything is run
             self.teller.planning(done, len(every))
@@ -270,7 +273,10 @@ class Work:
     # -------------------------------------------------------------- curves
 
     def sampled(self, grid: Grid) -> tuple[list[Point], Grid]:
-        """Run every point of the study; panels whose rate is a result of another panel's search run last."""
+        """Run every point of the study, and return the points and the grid with the rates found.
+
+        A panel whose rate is the result of another panel's search runs after that search.
+        """
         curves: Curves = {}
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
         grid = replace(grid, held=self._highest_held(grid, curves, points))

@@ -1,4 +1,7 @@
-"""Values of claims about measures, by seed: a column of a system, or its ratio or difference to another system's."""
+"""Values of claims about measures, by seed.
+
+A value is a column of one system, or the ratio or difference of a column between two systems.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +101,9 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
 def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
     """Return, by seed, the highest rate in req/s at which the share in column `WITHIN` is at least the level.
 
-    Let the failing rate be the first rate at which the share is below the level. The result is interpolated between the
-    failing rate and the rate before it. It is the lowest rate if that one fails, and the highest rate if no rate fails.
+    The failing rate is the first rate at which the share is below the level. The result is interpolated between the
+    failing rate and the rate before it. If the lowest rate fails, the result is that rate. If no rate fails, it is the
+    highest rate.
     """
     ordered = sorted(panels, key=_rps)
     rates = [_rps(panel) for panel in ordered]

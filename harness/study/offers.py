@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A model on some GPUs of a kind."""
+    """A model on some number of GPUs of one kind."""
 
     model: str
     gpu: str
@@ -109,7 +109,7 @@ def cost(
     row = profile.row(coefficients.tables([(dims, asked.gpus)], asked.gpu, host), 0)
 
     def step_s(seqs: int) -> float:
-        """Return the mean seconds of a step that decodes all sequences and prefills its share of new prompts."""
+        """Return the mean seconds of a step that decodes `seqs` sequences and prefills seqs / output new prompts."""
         prompts = seqs / load.output
         whole = profile.step_s(row, B=seqs, C=seqs * (load.prompt + load.output // 2))
         return whole + prompts * profile.step_s(row, p=load.prompt, n=1, area=load.prompt**2 / 2)

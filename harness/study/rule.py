@@ -3,8 +3,8 @@
     input         the paper's number is a constant that we take from the paper, so the claim is not tested
     size          the estimate lies within a factor 1.25 of the paper's number (or of the nearer end of its range), and
                   its interval lies within a factor 1.5. The factors multiply the distance from no difference: for a
-                  ratio, its excess over 1. If the paper says "at least", there is no limit on the far side. If the
-                  paper states a direction, the condition of the class direction is met as well
+                  ratio, the ratio minus 1. If the paper says "at least", there is no limit on the far side. If the
+                  paper states a direction, the condition of the class direction must be met as well
     up to         the paper says "up to", and the estimate has the paper's direction and is not larger than the paper's
                   number (by the same factors), but is too small for the class size
     direction     the whole interval lies on the paper's side of no difference. A claim about seeds (reached, never,
@@ -81,8 +81,8 @@ class Goal(NamedTuple):
     def within(self, factor: float) -> tuple[float, float]:
         """Return the range widened by a factor.
 
-        The factor applies to the distance of each end from the value of no difference. If the range lies neither above
-        nor below that value, it applies to the distance from 0.
+        The factor applies to the distance of each end from the value of no difference. If the range lies on neither
+        side of that value, or if there is no such value, the factor applies to the distance from 0.
         """
         base = (self.even or 0.0) if self.side else 0.0
         low, high = self.least - base, self.most - base
@@ -116,8 +116,8 @@ def goal(claim: Claim) -> Goal:
 def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> str:
     """Return the class of a claim about a number, or about which system is ahead, by its estimate (rule: see module).
 
-    `windows` is the number of the paper's windows that the estimate covers (None: the estimate's n). The prediction
-    interval depends on this number.
+    `windows` is the number of independent windows behind the estimate (None: the estimate's n). The prediction interval
+    depends on it.
     """
     if known := untried(claim):
         return known
@@ -176,7 +176,7 @@ def untried(claim: Claim) -> str:
 
 
 def judged_seeds(paper: str, n: int, of: int) -> str:
-    """Return the class of a claim about every seed, such as that every seed reaches the level.
+    """Return the class of a claim about every seed, for example the claim that every seed reaches the level.
 
     `paper` is a word of SEEDS. Of the `of` seeds, `n` reach or meet the level.
     """

@@ -53,7 +53,7 @@ def mean(seeds: Mapping[int, Curve]) -> dict[float, Shares]:
 
 
 def past(level: float) -> float:
-    """Return the attainment below which a system counts as past its knee; `level` is the target attainment."""
+    """Return the attainment below which a system is past its knee; `level` is the target attainment."""
     return min(LOW, level - PAST)
 
 
@@ -68,10 +68,10 @@ def deciding(curve: Curve) -> dict[float, float]:
 def common_knee(bounds: Range, curves: Curves) -> Ask:
     """Choose the next rates of systems that are searched together around their knees.
 
-    At first, only the first seed runs, at octaves. Then all seeds run on a grid. Finally, each system runs near the
-    rate at which its attainment crosses the level. Higher octaves are run while some system is not past its knee, and
-    lower ones for each contestant that does not meet the level yet. The two rates around a contestant's crossing are
-    bisected until they are a quarter of an octave apart.
+    The search has three stages. First, the first seed alone runs at octaves. Higher octaves follow while some system is
+    not past its knee, and lower ones for each contestant that does not meet the level yet. Then all seeds run on a
+    grid. Finally, for each contestant, the two rates around its crossing of the level are bisected until they are a
+    quarter of an octave apart.
     """
     level = bounds.level
     first = {name: deciding(seeds[min(seeds)]) if seeds else {} for name, seeds in curves.items()}
@@ -113,9 +113,10 @@ def _between(curve: Mapping[float, float], level: float, least: float) -> float 
 def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str, tuple[float, ...]]:
     """Return the rates of each system around its knee, given its attainment at octaves.
 
-    A contestant's knee is the highest octave such that it meets the level at this and all lower octaves. Its rates
-    begin an octave below its knee. A contestant without a knee begins at the lowest octave of all. Controls and A/A
-    copies begin at the lowest rate at which a contestant with a knee begins.
+    A system's knee is the highest octave such that it meets the level at this and all lower octaves. A contestant's
+    rates begin an octave below its knee. A contestant without a knee begins at the lowest octave of all. Controls and
+    A/A copies begin at the lowest rate at which a contestant with a knee begins. No rates begin below the lowest knee,
+    controls included.
 
     All rates end an octave above the highest rate at which a contestant meets the level, so that systems can be
     compared there. If a system ran at higher octaves, its rates end at the highest of these instead.
@@ -149,7 +150,7 @@ def _to(curve: Mapping[float, float], x: float) -> list[float]:
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Search rates of each system: double the lowest until it is past its knee, then take a grid around its knee."""
+    """Search rates of each system: double the rate until the system is past its knee, then run a grid around it."""
     asks: dict[str, tuple[float, ...]] = {}
     grids: dict[str, tuple[float, ...]] = {}
     for name, seeds in curves.items():
@@ -249,10 +250,10 @@ def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | N
 def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:  # noqa: ARG001
     """Return the next whole number to sample of a rising curve; None if the fewest that reach the level are known.
 
-    The largest count is sampled first, since systems are slow to simulate far below the count that they need. Then the
-    gap between the answer so far and the largest smaller count that failed (or the least - 1) is bisected. Finally, the
-    count above the answer is sampled to confirm it. If that count fails, the fit over all counts rejects the answer,
-    and the search continues above.
+    The largest count is sampled first, since simulation is slow at counts far below the answer. Then the gap is
+    bisected between the answer so far and the largest smaller count that failed (`least` - 1 if none failed). Finally,
+    the count above the answer is sampled to confirm the answer. If that count fails, the fit over all counts rejects
+    the answer, and the search continues above it.
     """
     least, most = (round(x) for x in bounds.given)
     means = deciding(mean(seeds))

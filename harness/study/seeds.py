@@ -57,8 +57,8 @@ def refined(
 def _more(grid: Grid, panel: Panel, curves: Mapping[str, by_window.Windows]) -> Iterator[list[tuple[Point, float]]]:
     """Yield batches of runs that may tell a panel's systems apart; each run comes with its number of requests.
 
-    The first batch is for all systems. The second batch is for the study's own systems; it replaces the first if that
-    one takes too many requests. Nothing is yielded if all systems are told apart.
+    The first batch is for all systems, the second for the study's own systems. The caller takes the second batch if the
+    first needs too many requests. Nothing is yielded if all systems are told apart.
     """
     study, scope = grid.study, grid.scope
     contend = [name for name in panel.specs if name in curves and contends(name)]

@@ -5,9 +5,9 @@ weights, and doubles until the target is met. It is then bisected between the la
 that succeeds. All strategies replay the same stretches of the trace: parts of the log, each planned from another part,
 and the log's busiest hour. A number of GPUs meets the target if it does so in every stretch.
 
-Strategies are first searched one by one, until one has an answer. The search of any other strategy stops at numbers
-that would cost more than this answer. So the numbers tried of a strategy depend on this first answer alone. The shards
-of a question together therefore try what one call tries.
+Strategies are first searched one by one, until one has an answer. The search of every other strategy stops at numbers
+of GPUs that would cost more than this first answer. Later answers set no further limit. Shards of a question therefore
+try the same numbers as a single call.
 
 Runs are made by a sweep: they are stored, checked and resumed as all other runs are.
 """
@@ -163,10 +163,10 @@ class SizeSearch:
     def search(self, mine: Iterable[tuple[str, str]]) -> tuple[Curves, Best | None, dict[float, int | None]]:
         """Search the curves `mine` for the fewest GPUs that meet the target.
 
-        The target is first asked of each model's attainment, then of the attainment of all requests together. Return
-        all curves, the cheapest answer, and the GPUs that this answer's strategy needs at each growth of the traffic.
-        The answer is the cheapest of `mine` and the first strategy that has one. There are no GPUs by growth if the
-        answer's curve is not in `mine`.
+        The search first requires that each model meets the target, then that all requests together meet it. Return all
+        curves, the best answer, and the GPUs that its strategy needs for each growth of the traffic. The best answer is
+        the cheapest among the curves `mine` and those of the first strategy that has an answer. The GPUs by growth are
+        empty if the best answer's curve is not in `mine`.
         """
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)
@@ -192,9 +192,9 @@ class SizeSearch:
         return []
 
     def _lacks(self, curves: Curves, best: Best) -> str:
-        """Describe the memory that the best strategy lacks on one GPU less (or one copy of a mix less).
+        """Describe the memory that the best strategy lacks with one GPU less (or one copy of a mix less).
 
-        The result is empty if that number of GPUs was not tried, or if the models fit on it.
+        The result is empty if that smaller number of GPUs was not tried, or if the models fit there.
         """
         below = curves[best[:2]].below(best.gpus)
         if below is None or not below.unfit or below.gpus != best.gpus - mix.size(best.gpu):
@@ -222,8 +222,7 @@ class SizeSearch:
     ) -> None:
         """Try numbers of GPUs for all curves, in rounds, until the search of each is over.
 
-        The numbers tried cost no more than the cheapest answer among the curves `first`, and have at least `least`
-        copies.
+        No number tried costs more than the cheapest answer among the curves `first`. Each has at least `least` copies.
         """
         for turn in count(1):
             asks = [(curve, n) for curve in curves if (n := self._next(curve, first, by, least)) is not None]
@@ -235,8 +234,8 @@ class SizeSearch:
     def _next(self, curve: Curve, first: Iterable[Curve], by: Criterion, least: int) -> int | None:
         """Return the number of GPUs that a curve tries next; None if its search is over.
 
-        This function searches numbers of copies: a copy is one mix of GPUs, or one GPU of a single kind. If the search
-        ends without an answer, the reason is written to `curve.stopped`.
+        Numbers are whole copies: a copy is one mix of GPUs, or one GPU of a single kind. If the search ends without an
+        answer, the reason is written to `curve.stopped`.
         """
         tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
         if curve.stopped:

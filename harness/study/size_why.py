@@ -102,8 +102,8 @@ def why(
 def _failing(kept: Kept, system: str | None) -> Tried:
     """Return the trial of a strategy on the largest number of GPUs below its answer.
 
-    The strategy is `system`, or else the best one. If there is neither, return the trial in which the worst model has
-    the highest attainment. Raises UserError for an unknown system, and if no trial is below the answer.
+    The strategy is `system`, or else the best one. If there is neither, return the trial whose worst model has the
+    highest attainment of all trials. Raises UserError for an unknown system, and if no trial is below the answer.
     """
     labels = list(dict.fromkeys(row.label for row in kept.tried))
     if system is not None and system not in labels:
@@ -128,7 +128,8 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 def _changes(reason: Why, work: SizeSearch) -> list[Change]:
     """Return the changes to try on the same GPUs.
 
-    They are strategies that suit the resource behind most misses, a larger degree of the worst model, and a longer SLO.
+    A change is a strategy that suits the resource behind most misses, a larger degree of the worst model, or a longer
+    SLO.
     """
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
     done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
@@ -165,7 +166,7 @@ def scaled(rule: str, times: float) -> str:
 def _longer(tried: Tried, work: SizeSearch) -> float | None:
     """Return the smallest factor in LONGER by which the SLO must be longer for the stored runs to meet the target.
 
-    It is None if no factor suffices, or if the SLO is by class.
+    The result is None if no factor suffices, or if the SLO is by class.
     """
     asked = work.asked
     for times in () if asked.rule.startswith("classes:") else LONGER:

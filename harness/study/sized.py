@@ -75,8 +75,8 @@ class Question:
     ) -> Question:
         """Make a question from kinds and prices as users name them.
 
-        If `definition` is None, it is that of the SLO rule. Raises UserError for an unknown kind, and for a price that
-        is not a number above 0.
+        If `definition` is None, the SLO rule sets it. Raises UserError for an unknown kind, and for a price that is not
+        a number above 0.
         """
         kinds = dict.fromkeys(mix.canonical(kind, gpu_kind) for kind in kinds)
         usd = prices({gpu_kind(kind): text for kind, text in price.items()})
@@ -182,7 +182,10 @@ class Curve:
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
-        """Return the smallest count tried that, like all larger ones, meets the target; None if there is none."""
+        """Return the smallest count of GPUs tried that meets the target; all larger counts tried must meet it too.
+
+        The result is None if no count qualifies.
+        """
         most_first = sorted(self.tried, reverse=True)
         return min(takewhile(lambda gpus: self.tried[gpus].holds(target, by), most_first), default=None)
 
@@ -193,9 +196,10 @@ class Curve:
 
     @property
     def flat(self) -> tuple[Outcome, Outcome] | None:
-        """The outcomes on the two largest counts that ran, if more GPUs do not help; else None.
+        """The outcomes on the two largest counts that ran; None if more GPUs help.
 
-        More GPUs do not help if the attainment of the worst model is no higher on the larger count.
+        More GPUs help if the attainment of the worst model is clearly higher on the larger of the two counts. Fewer
+        than two counts also give None.
         """
         ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:

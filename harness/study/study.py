@@ -3,10 +3,10 @@
 `studies/NAME.toml` is the study that `bench study NAME` runs; users may write files of the same form. Comparisons,
 figures of papers, fleets, bridges, regimes and ablations are all studies:
 
-    condition   changes to the common spec, and other systems under the names of the study's systems
-    panel       a condition with one value of each field that it varies; the curves of a panel share these values
-    curve       attainment of a system in a panel over x, the field `along`
-    sample      the choice of a curve's x: all given, around a knee, by bisection, or by bracketing
+    condition   changes to the common setting; a condition may vary fields and replace systems of the study
+    panel       one setting of a condition: each field that the condition varies has one value
+    curve       attainment of a system in a panel over x; x is the field `along`
+    sample      how the x of a curve are chosen: all given, around a knee, by bisection, or by bracketing
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ Paper = float | str | tuple[float, float] | None
 class Sample:
     """The rule by which the x of curves are chosen.
 
-    fixed    the x that are given
-    knee     doubled (or halved) x until attainment falls, by the first seed; then a grid around the knee, by all seeds
-    bisect   the x that are given, then x near the crossing of the level, until there are `points`
-    bracket  whole numbers between the least and the most given, until the fewest that reach the level are known
+    fixed    all x are given
+    knee     x are doubled or halved with the first seed, until attainment falls; then all seeds run a grid around the
+             knee
+    bisect   the given x run first. Then x near the crossing of the level are added, until there are `points` x
+    bracket  whole numbers between the lowest and the highest given, until the fewest that reach the level are known
     """
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"  # one of the four above
@@ -106,17 +107,17 @@ class Claim:
     """A statement of a paper, or a ratio that a study shows even if its papers do not state it.
 
     crossing    x at which the attainment of `system` crosses the level
-    ratio       crossing of `system` over that of `over`; along SLO scales it is how many times shorter the SLO is that
-                `system` meets
-    fewest      the smallest whole x that reaches the level; with `over`, the ratio of this x to that of `over`
-    difference  attainment of `system` minus that of `over`, in shares of 1, for the model that loses most
+    ratio       crossing of `system` divided by that of `over`. Along SLO scales or GPUs it is inverted: 2 means that
+                `system` meets half the SLO, or needs half the GPUs
+    fewest      the smallest whole x that reaches the level; with `over`, this x divided by that of `over`
+    difference  attainment of `system` minus that of `over`, as a fraction of 1, for the model that loses most
     value       seconds that `system` takes to load a model of `shape` on `tp` GPUs; needs no run
-    measure     a column of the study's `measures` (columns.py) in the system's runs. With `over`, the ratio of this
-                column to that in the runs of `over`, or their difference if even = 0. Each panel has a verdict. If its
-                trace draws from a law of lengths, the verdict is about that law. With `most` there is one verdict, on
-                the greatest value over all panels, for each seed. The measure "held_rps" is the highest rate of the
-                traces' most popular stream at which the share `within` is at least the study's level. Without
-                `measure`, the study has no number for the claim
+    measure     a column of the study's `measures` (columns.py) in the system's runs. With `over`, it is divided by the
+                column in the runs of `over`; if even = 0, the column of `over` is subtracted instead. Each panel has a
+                verdict. If its trace draws from a law of lengths, the verdict is about that law. With `most`, there is
+                one verdict, on the greatest value over all panels, for each seed. The measure "held_rps" is the highest
+                rate of the traces' most popular stream at which the share `within` is at least the study's level. If
+                `measure` is empty, the study has no number for the claim
 
     `system` and `over` may be several names. Names joined by "and" are all part of the statement. Names joined by "or"
     are readings: options that the paper leaves open. The statement has the class that all its readings share. For
@@ -244,8 +245,8 @@ class Study:
     ) -> Study:
         """Return the study with only the conditions `names`, or with other systems, traces, models or run limits.
 
-        The run limits are seeds, precision and budget. If the conditions of the study vary their models, `models` must
-        be some of these. Raises UserError for an unknown name.
+        The run limits are seeds, precision and budget. If the study has several model sets, `models` must be some of
+        these sets. Raises UserError for an unknown name.
         """
         refuse_unknown(f"{self.name} has no condition", names or (), [condition.name for condition in self.condition])
         study = self if names is None else self.restricted(c for c in self.condition if c.name in names)
@@ -277,8 +278,8 @@ class Study:
     def of_models(self, models: Sequence[str]) -> Study:
         """Return the study with other model sets.
 
-        If the study has several model sets, `models` must be some of these; only their panels remain. Raises UserError
-        for any other model set then.
+        If the study has several model sets, only the panels of the sets in `models` remain. In this case, a set that
+        the study does not have raises UserError.
         """
         sets = dict.fromkeys(name for condition in self.condition for name in self.sets(condition))
         if len(sets) < 2:
@@ -320,8 +321,9 @@ class Study:
     def steps(self) -> tuple[Condition, ...]:
         """Return the conditions to measure.
 
-        A cumulative study has the start, then conditions that apply the steps up to each step, then each step alone. A
-        step may have a band: other values of its fields. The same step with these values then comes first.
+        A cumulative study first has the start without steps. A condition for each step follows, which applies this and
+        all earlier steps. Last comes each step alone. A step may have a band: other values of its fields. The condition
+        with the band's values then precedes the condition without them.
         """
         if not self.cumulative:
             return self.condition
@@ -367,7 +369,7 @@ class Study:
     def settings(self, condition: Condition) -> dict[str, Any]:
         """Return the common setting with a condition's changes.
 
-        Its keys are fields of a spec, and the keys in BESIDE, which are no fields of a spec.
+        Its keys are fields of a spec, and also the keys in BESIDE, which a spec does not have.
         """
         return {**self.spec, **condition.spec}
 
@@ -393,7 +395,7 @@ class Study:
 def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
     """Return a claim with the changes of one item of its further evidence.
 
-    These are another `system`, `over` or `definition`, and facts that choose its panels.
+    An item may name another `system`, `over` or `definition`, and add facts that choose the claim's panels.
     """
     changes: dict[str, Any] = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
@@ -436,7 +438,7 @@ def mistakes_in(where: str) -> Iterator[None]:
 
 
 def _ends(step: Condition) -> Iterator[Condition]:
-    """Yield a condition; if it has a band (other values of its fields), first yield the condition with these values."""
+    """Yield a condition; if it has a band (other values of its fields), first yield it with the values of the band."""
     if step.band:
         fields = ", ".join(f"{key} {value}" for key, value in step.band.items())
         yield replace(step, name=f"{step.name}; {fields}", spec={**step.spec, **step.band}, other_end=True)
@@ -450,7 +452,7 @@ HALF_OCTAVE = 2.0**0.5
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The limits of a search: the level, the given x, the least and the most x, and the runs per point."""
+    """The limits of a search: the level, the given x, the lowest and the highest x, and the runs per point."""
 
     level: float
     given: tuple[float, ...]

@@ -109,7 +109,7 @@ class SystemSummary:
 
     @property
     def judged(self) -> bool:
-        """Tell whether the system counts in sentences and best values.
+        """Tell whether the system counts in sentences and when best values are chosen.
 
         It counts if it is a contestant, and if all of its runs fit and are valid.
         """
@@ -142,7 +142,7 @@ class Summary:
     halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay each half of a real trace, which is no random draw
 
     def name(self, system: SystemSummary) -> str:
-        """Return the system's label; `dedicated (8 GPUs)` if its number of GPUs differs from that of most systems.
+        """Return the system's label; with its GPUs, as in `dedicated (8 GPUs)`, if most systems have another number.
 
         Marks are added if the system does not fit, is invalid, is unchecked, or is checked in part. MARK is added if
         all requests of some model miss their SLO even at the lowest rate.
@@ -200,9 +200,9 @@ def summarize(
 ) -> Summary:
     """Summarise a sweep at the highest rate at which a contestant still meets `level`.
 
-    `order` lists the labels, and `controls` those that are not contestants. If two or more contestants have the same
-    number of GPUs, systems on other numbers are not contestants either (`contiguous` takes one GPU per model). `checks`
-    has the marks of systems' files by label.
+    `order` lists the labels, and `controls` those that are not contestants. If two or more contestants share the most
+    frequent number of GPUs, systems with any other number are no contestants. For example, `contiguous` takes one GPU
+    per model, which may be another number. `checks` has the marks of systems' files by label.
 
     `halves` are the seeds that replay each half of a real trace. The halves are two case studies, so there are no
     intervals. `bound` is the result of run/bound.py: above its `rate_scale`, no policy attains `level` on its `gpus`.
@@ -299,8 +299,8 @@ class _Points:
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
         """Return the highest rate that all contestants ran and at which some contestant meets the level.
 
-        If no such rate exists, return the lowest rate that all contestants ran. If the contestants share no rate, all
-        rates of the sweep are considered instead.
+        If no such rate exists, return the lowest rate that all contestants ran. If no rate is common to all
+        contestants, all rates of the sweep are considered instead.
         """
         each = [{rate for label, rate, _, _ in self.estimates if label == name} for name in contend]
         rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})

@@ -90,7 +90,7 @@ class Scores:
     def add(self, places: Iterable[Place], teller: Teller) -> None:
         """Score the runs of those places that are not scored yet.
 
-        Worker processes score them if there are many such runs, or if workers are running already.
+        Worker processes score them if there are many such runs, or if worker processes already run.
         """
         todo = {place.key: place for place in places if place.key not in self.known}.values()
         nearest = sorted(todo, key=lambda place: sweep.part_order(place.folder))

@@ -30,9 +30,10 @@ class View(NamedTuple):
 def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
     """Return the stretches of a trace to replay.
 
-    A log of less than two hours is replayed half by half, each half planned from the other. Of a longer log, only the
-    second half is replayed. If the log is a file and longer than two hours, its busiest hour is a further stretch. For
-    a generator, the only stretch consists of the `windows` windows that it draws.
+    A log is a real trace. A log shorter than two hours is replayed whole, in two halves; each half is planned from the
+    other. A log of two hours or more is replayed in its second half alone. A log file longer than two hours has a
+    further stretch, its busiest hour. For a generator, the only stretch consists of the `windows` windows that it
+    draws.
     """
     trace = load_trace(name)
     if trace.maker is not None:
@@ -63,7 +64,7 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
 
 
 def million_tokens_hour(trace: Trace, models: ModelSet, assign: Assign = "released") -> float:
-    """Return how many million tokens an hour, prompt and output, a trace sends to a set of models."""
+    """Return how many million tokens (prompt and output) a trace sends to a set of models in an hour."""
     every = Picking(trace, models, 0, assign=assign).rows()
     tokens = sum(int(rows.prompt_tokens.sum(dtype=np.int64) + rows.output_tokens.sum(dtype=np.int64)) for rows in every)
     return tokens / trace.span_s * HOUR_S / 1e6

@@ -8,10 +8,12 @@
     regret  the highest `held` of any draw, minus `held` of the defaults
 
 Draws are stratified (Latin hypercube). For a number, the range is split into n equal parts, and each of n draws comes
-from another part. The parts are logarithmic if the range exceeds a decade. For a choice, each value comes about equally
-often. Draw 0 is the defaults. The draw with the highest `held` is chosen; ties go to the highest score, then to the
-first. If `held` is 0 for all draws, the objective cannot be reached. The system is then not tuned, its fields are those
-of the best score, and the record says so (`tuned`).
+from a different part. The parts are logarithmic if the range exceeds a decade. For a choice, each value comes about
+equally often. Draw 0 is the defaults.
+
+The draw with the highest `held` is chosen; ties go to the highest score, then to the first. If `held` is 0 for all
+draws, no draw reaches the objective. The system is then not tuned, its fields are those of the best score, and the
+record says so (`tuned`).
 """
 
 from __future__ import annotations
@@ -148,7 +150,8 @@ def tune(
     """Run every draw of each system in every cell, and choose a draw for each system.
 
     With `shard`, only the systems of that shard are tuned. Runs are stored in `out`, so that an interrupted tuning
-    resumes. Raises UserError for fewer than 2 draws, and for a system that fits the number of GPUs with no draw.
+    resumes. Raises UserError for fewer than 2 draws, and for a system that does not fit the number of GPUs with any
+    draw.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")

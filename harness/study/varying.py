@@ -30,8 +30,8 @@ AS_IS = Setting("", "as it is", {})
 def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
     """Return the two systems of a comparison with the highest rates at its level.
 
-    If some system has no such rate, the systems are ordered by attainment. Names in `silent` are not contestants,
-    unless only two systems are compared. Raises UserError for fewer than two contestants.
+    If some contestant has no such rate, systems are ordered by attainment instead. Systems in `silent` are not
+    contestants, except in a comparison of two systems. Raises UserError for fewer than two contestants.
     """
     names, (definition,) = list(base.about.systems), base.about.definitions
     silent = silent if len(names) > 2 else ()
