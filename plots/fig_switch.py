@@ -86,7 +86,7 @@ def draw(shown: pd.DataFrame, note: str = "") -> Figure:
 
 
 def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw the recorded runs in a folder to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    """Draw the recorded runs in a folder to `stem`.pdf, .png and .csv, and return their paths. Raises UserError."""
     shown = points(recorded(folder))
     with style.theme():
         return style.save(draw(shown, note), stem, shown, command)

@@ -183,7 +183,7 @@ def capture(stream: Any) -> Iterator[Any]:
 
 
 def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
-    """Return a CUDA graph of `calls` calls of `work(i)`; earlier calls compile its kernels before the capture.
+    """Capture `calls` calls of `work(i)` as a CUDA graph, after calls outside of it that compile the kernels.
 
     A graph stores addresses, not tensors. So it also keeps a reference to `work`, to keep the buffers of `work` alive.
     """

@@ -1,4 +1,4 @@
-"""Number formats of a checkpoint's weights: `quantization_config`, or `hf_quant_config.json` in the config's folder.
+"""Number formats of weights, read from a checkpoint's `quantization_config` or `hf_quant_config.json`.
 
 A format is a number of bytes per parameter, scales included. Embeddings, head, router and norms stay in 16 bits, and so
 do the modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`). If only
@@ -7,7 +7,7 @@ in one of these ways, depending on the software that reads it:
 
     re:PATTERN   a regular expression (compressed-tensors); one that might take long to match is refused
     a.*.b        a shell pattern for the name of a module or of one that contains it (modelopt, transformers' mxfp4)
-    a.b          the name of a module or of one that contains it, or the last part of this name (transformers, vLLM)
+    a.b          the name of a module or of one that contains it, or the last part of either (transformers, vLLM)
 """
 
 from __future__ import annotations

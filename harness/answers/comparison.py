@@ -32,7 +32,7 @@ MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
-    """Return the first line of a comparison; empty if no contestant fits and has valid runs.
+    """Return the first line of a comparison; empty unless some contestant fits on the GPUs and has valid runs.
 
     It says up to which rate the subject (the system in question) keeps its SLOs, and which systems serve more or less.
     It also names the models and the machine.

@@ -71,8 +71,8 @@ def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
 def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[str, float]:
     """Return link rates in GB/s for an engine on cores, keyed by the names of fields of `Config`.
 
-    The rate from the host is chosen so that one ratio is the same as on a GPU. This ratio is the seconds to load the
-    largest model, divided by those of its decode step. The other rates then have the same proportions as on that GPU.
+    The host link's rate is set so that the time to load the largest model, over the time of its decode step, is as on a
+    GPU. Every other rate keeps the ratio to the host link's rate that it has on that GPU.
     """
     sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in models.items()}
     largest = max(sizes, key=lambda name: sizes[name])

@@ -169,7 +169,7 @@ OUT = out("Folder for runs, and for logs that are converted.  [default: results/
 
 
 def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
-    """Set the time limit of a policy's answers, in seconds, until this command ends."""
+    """Set the time limit of a policy's answers, in seconds, for this command alone."""
     from harness.loop.guard import LIMIT_S
 
     token = LIMIT_S.set(seconds)

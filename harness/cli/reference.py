@@ -1,7 +1,8 @@
 """The generated parts of docs/reference/, as Markdown; `generated` writes them.
 
 Commands come from click, forms of files from the dataclasses that read them, systems from `systems/`, and GPUs from
-`harness/engines/`. `bench list` prints all other names.
+`harness/engines/`. `bench list` prints names of traces, models, studies and
+definitions.
 """
 
 from __future__ import annotations

@@ -419,7 +419,7 @@ class Grid:
     # -------------------------------------------------------------- bounds and copies
 
     def bounding(self, panel: Panel, xs: tuple[float, ...]) -> Iterator[Point]:
-        """Yield the runs of bounds and controls at the lowest and the highest x of the first system.
+        """Yield the runs of bounds and controls, at the lowest and the highest x at which the first system runs.
 
         If x is a rate, the runs of the A/A copy at these x are yielded too.
         """

@@ -196,10 +196,10 @@ class Curve:
 
     @property
     def flat(self) -> tuple[Outcome, Outcome] | None:
-        """The outcomes on the two largest counts that ran; None if more GPUs help.
+        """The outcomes on the two largest numbers of GPUs that were tried; None if more GPUs still help.
 
-        More GPUs help if the attainment of the worst model is clearly higher on the larger of the two counts. Fewer
-        than two counts also give None.
+        More GPUs help if the attainment of the worst model is clearly higher on the larger of the two. Fewer than
+        two numbers also give None.
         """
         ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:

@@ -1,6 +1,6 @@
 """Predictions of the simulator that are stored before the servers run: `results/predictions/NAME.toml` and its page.
 
-    python -m harness.validate.prediction requests      # writes the file REQUESTS again; its rows have the same bytes
+    python -m harness.validate.prediction requests      # rewrites the file REQUESTS, with equal rows
     python -m harness.validate.prediction NAME          # simulates CAMPAIGN; stops if prediction NAME exists
 
 CAMPAIGN is the campaign that `probe/ORDER.md` runs on real servers. A prediction is never edited; tests check its

@@ -89,7 +89,7 @@ def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]
 
 
 def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the card's entry of the host profile and the entry `turns`, in the form of `hosts.toml`."""
+    """Return two tables in the form of `hosts.toml`: the card's entry in the host profile, and the entry `turns`."""
     host, want = fit(run), first_instance(run, ALONE)
     splits = [fit(run, [peak for peak in ALONE if peak != out]) for out in ALONE]
     held = np.concatenate([alone(run, split, [peak]) for split, peak in zip(splits, ALONE, strict=True)])
