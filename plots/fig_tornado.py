@@ -35,6 +35,8 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     """
     path = sweep / SENSITIVITY
     facts = record.footer(path)
+    if len(facts["rates"]) > 1:
+        raise UserError(f"{path}: a lead over several rates, which 0.3.0 stored: run bench sensitivity again")
     runs: pd.DataFrame = tidy.stored(sweep / SWEEP).to_pandas()
     runs = runs[runs["label"].isin([facts["first"], facts["second"]]) & runs["rate_scale"].isin(facts["rates"])]
     frame: pd.DataFrame = record.table(path, LEAD_COLUMNS).to_pandas()

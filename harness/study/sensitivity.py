@@ -69,8 +69,9 @@ def read(folder: Path) -> Leads | None:
     """Read the sensitivity stored next to a comparison's table; return None if none is stored for that table."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
-        if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
-            return leads_in(record.footer(path), LEADS.read(path))
+        about = LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)})
+        if about and len(about["rates"]) == 1:  # 0.3.0 could store a lead over several rates
+            return leads_in(about, LEADS.read(path))
     return None
 
 

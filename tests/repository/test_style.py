@@ -12,7 +12,7 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 57_321, ("tests",): 40_087}
+MOST_CODE = {PRODUCT: 57_324, ("tests",): 40_099}
 # `python -m tests.tools.style` lists these two.
 MOST_FRAGMENTS = {PRODUCT: 97, ("tests",): 116}
 MOST_SKIPS = 50

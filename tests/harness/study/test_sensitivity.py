@@ -24,6 +24,7 @@ from harness.study.bases import slo_target
 from harness.study.constants import MEANS, Constant, Setting, constants, settings
 from harness.study.sensitivity import Lead, Leads, read
 from harness.study.varying import lead_of
+from plots import fig_tornado
 from tests.bench import bench, ok
 from tests.harness.run.test_sweep import files
 from tests.harness.study.measuring import DROPS
@@ -161,6 +162,20 @@ def test_what_is_kept_of_other_runs_is_not_said(planted: tuple[Path, list[str]],
     record.write_table(tmp_path / record.SWEEP, table, {"key": "another"})
     assert sensitivity_text.sentence_of(tmp_path) == ""
     assert sensitivity_text.sentence_of(tmp_path / "nowhere") == ""
+
+
+def test_a_lead_over_several_rates_is_of_an_earlier_release(planted: tuple[Path, list[str]], tmp_path: Path) -> None:
+    out, words = planted
+    ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
+    folder = next(out.glob("closed-*"))
+    (tmp_path / record.SWEEP).write_bytes((folder / record.SWEEP).read_bytes())
+    about, leads = record.footer(folder / record.SENSITIVITY), pq.read_table(folder / record.SENSITIVITY)
+    record.write_table(tmp_path / record.SENSITIVITY, leads, dict(about))
+    assert read(tmp_path) is not None
+    record.write_table(tmp_path / record.SENSITIVITY, leads, {**about, "rates": [1.0, 2.0]})
+    assert read(tmp_path) is None
+    with pytest.raises(UserError, match="a lead over several rates"):
+        fig_tornado.read(tmp_path)
 
 
 def test_what_does_not_fit_is_said_and_not_run(tmp_path: Path) -> None:
